@@ -30,7 +30,7 @@ from ucpl.conversion.opening import open_checkpoint, open_for
 from ucpl.errors import UcplError
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.planning.plan import Plan
-from ucpl.runtime import crew
+from ucpl.runtime import worker_pool
 from ucpl.runtime.failpoints import set_failpoints
 from ucpl.runtime.verify import verify_files
 
@@ -76,7 +76,7 @@ class Run:
         return made
 
     def go(self, **how: Any) -> ucpl.runtime.counters.Report:
-        with patch.object(crew, "ThreadPoolExecutor", Crew):
+        with patch.object(worker_pool, "ThreadPoolExecutor", Crew):
             return ucpl.apply(self.plan, self.source, self.target, workers=1, memory=16 << 20, **how)
 
 

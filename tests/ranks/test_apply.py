@@ -25,7 +25,7 @@ from ucpl.runtime import buffers, execute
 from ucpl.runtime.buffers import MEMORY_MIN
 from ucpl.runtime.failpoints import set_failpoints
 from ucpl.runtime.options import RunOptions
-from ucpl.runtime.team import ALONE, shares
+from ucpl.runtime.process_group import ALONE, shares
 
 MEMORY = 2 * MEMORY_MIN
 

@@ -27,7 +27,7 @@ from ucpl.errors import UcplError, fail
 from ucpl.ranks import scattered_files
 from ucpl.ranks.file_server import Peer, Server, own_host
 from ucpl.ranks.scattered_files import one_folder
-from ucpl.runtime.team import SLACK, beside
+from ucpl.runtime.process_group import SLACK, beside
 from ucpl.storage import wire
 from ucpl.storage.authentication import TlsConnector, TlsListener, UnixConnector, UnixListener
 from ucpl.storage.keys import Keys

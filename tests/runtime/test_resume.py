@@ -58,7 +58,7 @@ import sys, time
 from pathlib import Path
 from tests.runtime.test_resume import MEMORY, Torch, copies, run
 from tests.runtime.world import Stored, bits_of, write_source
-import ucpl.runtime.crew, pickle
+import ucpl.runtime.worker_pool, pickle
 sys.modules["ucpl.runtime.moving"].SYNC_BYTES = 1
 top = Path(sys.argv[1])
 source = pickle.loads((top / "source.pickle").read_bytes())

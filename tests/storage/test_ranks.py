@@ -28,7 +28,7 @@ from ucpl.formats.opening import framework
 from ucpl.ranks.scattered_files import LocalFiles as Spread
 from ucpl.ranks.scattered_files import one_folder
 from ucpl.runtime.execute import execute
-from ucpl.runtime.team import Team
+from ucpl.runtime.process_group import Team
 from ucpl.storage.resolve_url import resolve_source
 
 Upload = Callable[..., str]

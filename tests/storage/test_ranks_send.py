@@ -23,7 +23,7 @@ from ucpl.planning.plan import Plan
 from ucpl.runtime.counters import Report
 from ucpl.runtime.execute import execute
 from ucpl.runtime.options import RunOptions
-from ucpl.runtime.team import Team
+from ucpl.runtime.process_group import Team
 from ucpl.storage.objects import OfFsspec
 from ucpl.storage.resolve_url import resolve_target
 

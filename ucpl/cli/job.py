@@ -15,7 +15,7 @@ from ucpl.errors import Label, fail
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
-    from ucpl.runtime.team import Team
+    from ucpl.runtime.process_group import Team
 
 __all__ = ["is_one_of_several", "member", "refuse_several", "seen_by_all"]
 

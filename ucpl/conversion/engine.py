@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ucpl.runtime.counters import Report
     from ucpl.runtime.execute import TargetSizes
     from ucpl.runtime.options import Progress
-    from ucpl.runtime.team import Team
+    from ucpl.runtime.process_group import Team
 
 __all__ = ["Engine", "Event", "Finished", "Ready", "Rehearsed", "asked_of", "planned"]
 

@@ -20,7 +20,7 @@ from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.errors import catalogue as codes
 from ucpl.records import frozen
 from ucpl.runtime.failpoints import failpoint
-from ucpl.runtime.team import ALONE, Team
+from ucpl.runtime.process_group import ALONE, Team
 
 __all__ = ["WAIT", "Job", "Patience", "is_asked", "member"]
 

@@ -21,7 +21,7 @@ from attrs import field
 from ucpl.errors import Label, UcplError, calling, fail
 from ucpl.ranks.file_server import Peer, Server, Stamp, host_mark, own_host, stamp_of
 from ucpl.records import define, frozen
-from ucpl.runtime.team import Team
+from ucpl.runtime.process_group import Team
 from ucpl.storage import cache_dirs
 from ucpl.storage.authentication import Connector, Listener, TlsConnector, TlsListener, UnixConnector, UnixListener
 from ucpl.storage.keys import Keys

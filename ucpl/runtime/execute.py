@@ -1,11 +1,10 @@
 """Run a plan: read, write, read back, publish.
 
-
-    fit → skeleton → layout → rows, tiles → lock → files → MOVE → evidence → finish → sync → READ BACK → manifest →
-    publish
+    fit → skeleton → layout → rows, tiles → lock → files → MOVE → source checks → finish
+        → sync → READ BACK → manifest → publish
 
 The plan decides everything that it can; nothing is added here. The source is only read. The two steps in capitals have
-modules of their own (moving, read_back); `earlier` reads the remains of an earlier run. If ranks run a plan together,
+modules of their own (moving, read_back); `resume` reads the remains of an earlier run. If ranks run a plan together,
 all of them do these two steps, each for its share of tiles, and the leader does everything else.
 """
 
@@ -30,14 +29,14 @@ from ucpl.files.checkpoint import Checkpoint, Framework, Skeleton
 from ucpl.formats.folders import with_beside
 from ucpl.planning import Files, Plan, bound
 from ucpl.records import frozen
-from ucpl.runtime import earlier, together
+from ucpl.runtime import rank_protocol, resume
 from ucpl.runtime.assemble import Assembler
 from ucpl.runtime.batches import bands_of
 from ucpl.runtime.buffers import Budget, Workspace, share_of
 from ucpl.runtime.clones import Clones
 from ucpl.runtime.counters import Counters, Report, Unverified
 from ucpl.runtime.disk import demand_own, disk, make_file, make_folders, sync_folder, sync_folders
-from ucpl.runtime.evidence import Inspection, allowance, check_blanks, check_members, members_of
+from ucpl.runtime.source_checks import Inspection, allowance, check_blanks, check_members, members_of
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.fills import Fills, bind_fills, demand_whole
 from ucpl.runtime.identity import IDENTITY, digest_of_files, digest_of_plan, digest_of_sources
@@ -51,10 +50,10 @@ from ucpl.runtime.publish import Lock, Workplace, limit_modes
 from ucpl.runtime.read_back import Parts, ReadBack
 from ucpl.runtime.reading import Fragments
 from ucpl.runtime.rows import Place, Rows, bind_rows, fit, views_of
-from ucpl.runtime.same import Made, is_same, patches_of
+from ucpl.runtime.up_to_date import Made, is_same, patches_of
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.targets import TargetFiles, TargetPlan, cannot_write, lay_out
-from ucpl.runtime.team import ALONE, Team
+from ucpl.runtime.process_group import ALONE, Team
 from ucpl.runtime.tiles import DoneTiles, Tiles, cut_tiles
 from ucpl.storage.resolve_url import get_upload_target
 from ucpl.tables import each
@@ -312,7 +311,7 @@ class _Run:
         if first.code in _FINAL and self.team.size == 1:  # else others may be writing there
             self.work.clear()
             return error
-        is_there = self.team.size > 1 and earlier.was_published(self.work, self.digests, self.layout)
+        is_there = self.team.size > 1 and resume.was_published(self.work, self.digests, self.layout)
         kept = f"finished parts are kept in {self.work.folder}: to continue, repeat the command with --resume"
         note = f"{self.target} is complete: it was published before" if is_there else kept
         return UcplError(evolve(first, notes=(*first.notes, note)), *error.diagnostics[1:])
@@ -345,7 +344,7 @@ class _Run:
     # ---- the run ---------------------------------------------------------------------------------------------------
 
     def go(self) -> Report:
-        agreed = together.agree(
+        agreed = rank_protocol.agree(
             self.team, {**self.digests, "memory": self.options.memory, "workers": self.plane.workers}
         )
         self.digests["content"] = agreed  # of the files as the one that leads sees them
@@ -354,7 +353,7 @@ class _Run:
 
     def _follow(self) -> Report:
         """Move a share of the tiles and read it back."""
-        header = together.order_of(self.team)
+        header = rank_protocol.order_of(self.team)
         if header is None:
             return _report_of(self, done_before=True)
         if self.shipping is not None:  # files for a store grow in this process's own place
@@ -363,17 +362,17 @@ class _Run:
             assert isinstance(tile, int) and isinstance(band, int)
             self._fill(DoneTiles.of(self._tiles((tile, band)), None))
             return _report_of(self)
-        past = together.demand_same(earlier.journal_of(self.work), header, self.team, self.work)
+        past = rank_protocol.demand_same(resume.journal_of(self.work), header, self.team, self.work)
         self.keep = True
-        self.journal = together.journal_at(self.work.journal_of(self.team.rank), header)
-        self._fill(DoneTiles.of(self._tiles(earlier.cut_of(past, self.plane.share, self.work)), past))
+        self.journal = rank_protocol.journal_at(self.work.journal_of(self.team.rank), header)
+        self._fill(DoneTiles.of(self._tiles(resume.cut_of(past, self.plane.share, self.work)), past))
         return _report_of(self)
 
     def _lead(self) -> Report:
         if self.shipping is not None and self.options.resume and self.shipping.is_finished(self.digests):
             return self._done_before()
         past = self._past()
-        if past is not None and earlier.is_published(past, self.target):
+        if past is not None and resume.is_published(past, self.target):
             self.work.clear()
             return self._done_before()
         if past is None:
@@ -386,12 +385,12 @@ class _Run:
                 code = "E506" if self.options.resume and past is None else "E500"
                 fail(code, f"{self.target} exists", Label(str(self.target)))
         share = self.plane.share
-        cut = (share.tile, share.band) if past is None else earlier.cut_of(past, share, self.work)
+        cut = (share.tile, share.band) if past is None else resume.cut_of(past, share, self.work)
         tiles = self._tiles(cut)
         header = self._header(cut) if past is None else past.header
         with self.counters.phase("create"):
             self.journal = self._begin(past, header)
-        together.give_order(self.team, header)
+        rank_protocol.give_order(self.team, header)
         known = DoneTiles.of(tiles, past)
         self.counters.tiles, self.counters.tiles_resumed = len(tiles), int(known.done.sum())
         if past is not None:
@@ -400,7 +399,7 @@ class _Run:
         return _report_of(self)
 
     def _done_before(self) -> Report:
-        together.give_order(self.team, None)
+        rank_protocol.give_order(self.team, None)
         return _report_of(self, done_before=True)
 
     def _tiles(self, cut: tuple[int, int]) -> Tiles:
@@ -414,13 +413,13 @@ class _Run:
         """
         if not self.options.resume:
             return None
-        past = earlier.journal_of(self.work)
+        past = resume.journal_of(self.work)
         if past is None:
             return None
-        other = earlier.is_other_run(past, self.digests)
+        other = resume.is_other_run(past, self.digests)
         if not other:
             return past
-        if earlier.is_published(past, self.target):  # that run is done: its remains are of no use
+        if resume.is_published(past, self.target):  # that run is done: its remains are of no use
             self.work.clear()
             return None
         self.work.restore()
@@ -432,7 +431,7 @@ class _Run:
         Its manifest decides, or, without a manifest, every byte.
         """
         if not self.single:
-            return earlier.is_finished(self.target, {name: self.digests[name] for name in IDENTITY}, self.layout)
+            return resume.is_finished(self.target, {name: self.digests[name] for name in IDENTITY}, self.layout)
         (file,) = self.layout.files
         there = TargetFiles(self.target.parent, [evolve(file, path=self.target.name)])
         try:
@@ -508,8 +507,8 @@ class _Run:
         ).move()  # fmt: skip
         if self.counters.seconds.get("digest"):
             self.counters.seconds["digest"] /= self.plane.workers
-        mine = together.share_of_done(self.team, known)
-        with together.waiting(self.team, self.counters):
+        mine = rank_protocol.share_of_done(self.team, known)
+        with rank_protocol.waiting(self.team, self.counters):
             self.team.all("moved")
         failpoint("moved")
         if self.leads:
@@ -520,12 +519,12 @@ class _Run:
                 self.files.sync(sorted(set(each(known.tiles.file[mine]))), drop=True, meanwhile=self.look)
                 again.rest((), mine, self.look)
             self.counted()
-        self.remarks += together.published(self.team, self.target)
+        self.remarks += rank_protocol.published(self.team, self.target)
 
     def counted(self) -> None:
         """Counts of this process; for the leader, of all processes."""
         self.counters.bytes_rebuilt = self.sources.bytes_rebuilt
-        together.counted(self.team, self.counters)
+        rank_protocol.counted(self.team, self.counters)
 
     def _ship(self, known: DoneTiles) -> None:
         from ucpl.runtime.shipping import ship  # most targets are local
@@ -534,7 +533,7 @@ class _Run:
         ship(self, self.shipping, known)
         self.keep = False
         self.work.clear()
-        self.remarks += together.published(self.team, self.target)
+        self.remarks += rank_protocol.published(self.team, self.target)
 
     def _finish_all(self, known: DoneTiles, again: ReadBack | None, mine: NDArray[np.bool_]) -> None:
         """All steps from the last tile to the rename.
@@ -551,7 +550,7 @@ class _Run:
         with self.counters.phase("fsync"):
             self.files.sync(range(len(self.files.files)), drop=again is not None, meanwhile=self.look)
         failpoint("synced")
-        with together.waiting(self.team, self.counters):
+        with rank_protocol.waiting(self.team, self.counters):
             self.team.all("synced")
         if again is not None:
             with self.counters.phase("read-back"):
@@ -568,7 +567,7 @@ class _Run:
 
         Raises: UcplError E503.
         """
-        past = earlier.journal_of(self.work)
+        past = resume.journal_of(self.work)
         if past is None:
             fail("E503", f"{self.work.journal} is gone while it was written", Label(str(self.work.journal)))
         known.take(past)

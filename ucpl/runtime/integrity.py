@@ -22,7 +22,7 @@ from ucpl.errors import Diagnostic, Label, UcplError
 from ucpl.errors import catalogue as codes
 from ucpl.records import define
 from ucpl.runtime.buffers import Workspace
-from ucpl.runtime.crew import Queue, run_through
+from ucpl.runtime.worker_pool import Queue, run_through
 from ucpl.runtime.disk import disk
 from ucpl.texts import json_object, read_text
 

@@ -24,8 +24,8 @@ from ucpl.runtime.assemble import Assembler
 from ucpl.runtime.batches import Batch, cut_bands, group_bands
 from ucpl.runtime.buffers import Workspace
 from ucpl.runtime.clones import Clones
-from ucpl.runtime.crew import Queue, run_crew
-from ucpl.runtime.evidence import Inspection, damage_of, members_of
+from ucpl.runtime.worker_pool import Queue, run_crew
+from ucpl.runtime.source_checks import Inspection, damage_of, members_of
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.journal import DoneTile, Journal
 from ucpl.runtime.options import DataPlane, Progress
@@ -34,9 +34,9 @@ from ucpl.runtime.reading import Fragments, Reader
 from ucpl.runtime.rows import rows_of, wanted
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.targets import TargetFiles, TargetPlan, cannot_write
-from ucpl.runtime.team import Team
+from ucpl.runtime.process_group import Team
 from ucpl.runtime.tiles import DoneTiles, Tiles
-from ucpl.runtime.together import share_of_done, share_of_groups
+from ucpl.runtime.rank_protocol import share_of_done, share_of_groups
 from ucpl.tables import each
 
 __all__ = ["Mover", "TileRange", "tile_of"]

@@ -3,7 +3,7 @@
 A layout has three kinds of padding: `zero` is compared with the bytes, `live` is trained, `undefined` may hold
 anything. No entry lists the padding elements of a stored tensor: they are those that no box covers.
 
-Not here: reading them (evidence).
+Not here: reading them (source_checks).
 """
 
 from __future__ import annotations

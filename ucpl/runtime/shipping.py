@@ -34,7 +34,7 @@ from ucpl.planning import Plan
 from ucpl.records import define
 from ucpl.runtime.assemble import Assembler
 from ucpl.runtime.counters import Counters
-from ucpl.runtime.crew import Queue, run_through
+from ucpl.runtime.worker_pool import Queue, run_through
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.identity import IDENTITY
 from ucpl.runtime.journal import Journal
@@ -43,12 +43,12 @@ from ucpl.runtime.moving import Mover
 from ucpl.runtime.options import DataPlane, Progress, RunOptions
 from ucpl.runtime.read_back import Parts, ReadBack
 from ucpl.runtime.reading import Fragments
-from ucpl.runtime.same import patches_of
+from ucpl.runtime.up_to_date import patches_of
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.targets import TargetFile, TargetFiles, TargetPlan
-from ucpl.runtime.team import Team, Within, shares
+from ucpl.runtime.process_group import Team, Within, shares
 from ucpl.runtime.tiles import DoneTiles
-from ucpl.runtime.together import waiting
+from ucpl.runtime.rank_protocol import waiting
 from ucpl.storage.cache_dirs import staging
 from ucpl.storage.error_mapping import reject_target
 from ucpl.storage.objects import Entry, TagDiffers, read_whole

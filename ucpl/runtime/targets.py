@@ -25,7 +25,7 @@ from ucpl.files.safetensors_files import layout_safetensors_file
 from ucpl.files.texts import is_inside
 from ucpl.files.torch_files import TorchFilePlan, layout_archive, layout_torch_file
 from ucpl.records import frozen
-from ucpl.runtime.crew import Queue, run_through
+from ucpl.runtime.worker_pool import Queue, run_through
 from ucpl.runtime.descriptors import Descriptors
 from ucpl.runtime.disk import disk, forget, make_folders, read_upto, sync_data, write_all
 from ucpl.runtime.failpoints import failpoint

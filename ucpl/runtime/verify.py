@@ -22,7 +22,7 @@ from ucpl.files.zips import read_zip_directory
 from ucpl.records import define, frozen
 from ucpl.runtime.buffers import Budget, Workspace, share_of
 from ucpl.runtime.crc import combine
-from ucpl.runtime.crew import Queue, run_through
+from ucpl.runtime.worker_pool import Queue, run_through
 from ucpl.runtime.disk import disk, read_upto
 from ucpl.runtime.integrity import Sums
 from ucpl.runtime.manifest import MANIFEST, Manifest, StatedFile, read_manifest

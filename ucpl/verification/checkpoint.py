@@ -14,7 +14,7 @@ from ucpl.placement import Placement
 from ucpl.planning import Runs, order
 from ucpl.records import frozen
 from ucpl.runtime.compare import Comparison
-from ucpl.runtime.evidence import check_padding
+from ucpl.runtime.source_checks import check_padding
 from ucpl.runtime.verify import Verified, verify_files
 from ucpl.verification.blobs import find_wrong_copies
 from ucpl.verification.elements import counted, finding

@@ -26,7 +26,7 @@ from ucpl.placement.bytes_of_two import is_paired
 from ucpl.planning import order
 from ucpl.records import define, frozen
 from ucpl.registry import format_named
-from ucpl.runtime.evidence import check_padding
+from ucpl.runtime.source_checks import check_padding
 from ucpl.runtime.values import decode, first_half, value_text
 from ucpl.tables import I64, Bools
 from ucpl.verification.diagnosis import Diagnosis, StoredTensors

@@ -14,7 +14,7 @@ from ucpl.errors import Diagnostic, Label, UcplError, catalogue
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.planning.plan import Plan, Runs
 from ucpl.runtime.compare import Unequal
-from ucpl.runtime.evidence import damage_in
+from ucpl.runtime.source_checks import damage_in
 from ucpl.tables import I64, once
 from ucpl.verification.known_bugs import shifted_masters_report
 from ucpl.verification.target_check import compare_target

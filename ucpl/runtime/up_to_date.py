@@ -12,7 +12,7 @@ from ucpl.digests import crc32
 from ucpl.records import frozen
 from ucpl.runtime.assemble import Assembler
 from ucpl.runtime.buffers import Workspace
-from ucpl.runtime.crew import Queue, run_through
+from ucpl.runtime.worker_pool import Queue, run_through
 from ucpl.runtime.manifest import storage_crcs
 from ucpl.runtime.moving import tile_of
 from ucpl.runtime.options import DataPlane

@@ -1,6 +1,6 @@
 """Messages between ranks that run one plan, and the division of tiles.
 
-Not here: their transport (team, ranks).
+Not here: their transport (process_group, ranks).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.journal import Journal, Past, read_journal
 from ucpl.runtime.publish import Workplace
 from ucpl.runtime.targets import cannot_write
-from ucpl.runtime.team import Team, beside, shares
+from ucpl.runtime.process_group import Team, beside, shares
 from ucpl.runtime.tiles import DoneTiles, Tiles
 
 __all__ = [

@@ -20,7 +20,7 @@ from tests.runtime.world import Stored, bits_of, copies, moves, plan_of, read_ta
 from ucpl import api
 from ucpl.errors import UcplError
 from ucpl.extents import StoredTensor
-from ucpl.runtime import evidence
+from ucpl.runtime import source_checks
 from ucpl.runtime.buffers import MEMORY_MIN
 from ucpl.runtime.crc import crc_of_comb, overlay
 from ucpl.runtime.failpoints import set_failpoints
@@ -154,7 +154,7 @@ def test_what_is_left_of_a_member_is_read_for_its_crc(tmp_path):
     "the unverified members are named with their share; `--verify-source` reads them",
 )
 def test_beyond_two_percent_what_was_not_verified_is_named_with_its_share(tmp_path, monkeypatch):
-    monkeypatch.setattr(evidence, "REST_MIN", 0)
+    monkeypatch.setattr(source_checks, "REST_MIN", 0)
     source, plan = part_of(tmp_path)
     report = run(plan, source, tmp_path / "out")
     assert report.source_bytes_unverified == 8000 and report.bytes_read_verify == 0
@@ -174,7 +174,7 @@ def test_two_percent_are_of_all_members_together_and_the_smallest_rests_come_fir
     tmp_path, monkeypatch, taken, verified
 ):
     """Bytes moved: 2 * 4 * taken; rests: 4 * (1000 - taken) each."""
-    monkeypatch.setattr(evidence, "REST_MIN", 0)
+    monkeypatch.setattr(source_checks, "REST_MIN", 0)
     source, plan = part_of(tmp_path, taken=taken)
     allowed = 2 * 4 * taken // 50
     report = run(plan, source, tmp_path / "out")
@@ -203,7 +203,7 @@ def test_overlapping_reads_of_a_member_are_counted_once(tmp_path):
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 25)), min_size=1, max_size=8))
 def test_pieces_that_are_chosen_are_disjoint_and_cover_the_most(pieces):
     table = np.array([(a, n, 1, 0) for a, n in sorted(set(pieces))], np.int64)
-    chosen = table[evidence._disjoint(table)]
+    chosen = table[source_checks._disjoint(table)]
     assert (chosen[1:, 0] >= chosen[:-1, 0] + chosen[:-1, 1]).all()
     best = 0
     for mask in range(1 << len(table)):
@@ -368,7 +368,7 @@ def test_where_more_than_the_padding_is_left_out_nobody_says_which_it_is(tmp_pat
 
 
 def test_much_padding_is_said_not_to_be_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(evidence, "REST_MIN", 0)
+    monkeypatch.setattr(source_checks, "REST_MIN", 0)
     source, plan = padded(tmp_path, [0] * 14 + [1])
     (remark,) = run(plan, source, tmp_path / "out").remarks
     assert "60 bytes of padding were not read" in remark
@@ -420,8 +420,8 @@ def test_a_format_without_crcs_says_so(tmp_path):
 
 
 def test_the_report_names_what_was_left(tmp_path, monkeypatch):
-    monkeypatch.setattr(evidence, "REST_MIN", 0)
-    monkeypatch.setattr(evidence, "REST_SHARE", 1 << 40)
+    monkeypatch.setattr(source_checks, "REST_MIN", 0)
+    monkeypatch.setattr(source_checks, "REST_SHARE", 1 << 40)
     done = good("convert", FIXTURES / "z1_dp4", tmp_path / "out", "--to", "zero1(dp=2)")
     assert "unverified" in done.out and "--verify-source" in done.out and "optim_states.pt: 9" in done.out
     done = good("convert", FIXTURES / "z1_dp4", tmp_path / "out2", "--to", "zero1(dp=2)", "--verify-source")
