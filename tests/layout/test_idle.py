@@ -70,11 +70,11 @@ def test_what_replaces_a_line_of_the_base_is_no_idle_line() -> None:
 @pytest.mark.parametrize("pattern", ["(... + ...)", "(_[..2] ... + _[2..] ...)", "(w: ... + w: ...)"])
 def test_terms_of_a_sum_have_a_rest_each(pattern: str) -> None:
     file = parse(f'ucpl 1\nlayout x() of any {{\n  * = {pattern}  as "{{name}}"\n}}\n', "x.ucpl")
-    from ucpl.layout.idle import demand_acting
+    from ucpl.layout.idle import check_acting
 
     layout = file.statements[0]
     assert isinstance(layout, nodes.Layout)
-    demand_acting(layout.items)
+    check_acting(layout.items)
 
 
 @pytest.mark.parametrize("pattern", ["... (...)", "(_ ... ...)", "pad((...), 2) ...", "(... + _ ...) ..."])

@@ -14,8 +14,8 @@ from ucpl.errors import UcplError
 from ucpl.extents import StoredTensor
 from ucpl.runtime import compare, execute, verify_files
 from ucpl.runtime.buffers import MEMORY_MIN
-from ucpl.runtime.worker_pool import Queue
 from ucpl.runtime.options import RunOptions
+from ucpl.runtime.worker_pool import Queue
 
 MEMORY = 2 * MEMORY_MIN
 

@@ -28,7 +28,7 @@ from ucpl.formats.opening import framework
 from ucpl.ranks.scattered_files import LocalFiles as Spread
 from ucpl.ranks.scattered_files import one_folder
 from ucpl.runtime.execute import execute
-from ucpl.runtime.process_group import Team
+from ucpl.runtime.process_group import ProcessGroup
 from ucpl.storage.resolve_url import resolve_source
 
 Upload = Callable[..., str]
@@ -43,7 +43,7 @@ def test_ranks_read_their_own_parts_of_a_store(upload: Upload, tmp_path: Path) -
     ucpl.apply(plan, url, tmp_path / "one")
     shadows = [resolve_source(url) for _ in range(3)]
 
-    def act(rank: int, team: Team) -> object:
+    def act(rank: int, team: ProcessGroup) -> object:
         with one_folder(team, cast(Spread, team), shadows[rank]) as folder:
             assert folder == shadows[rank]
             opened = ucpl.api.open_checkpoint(folder)
@@ -65,7 +65,7 @@ def test_a_source_that_ranks_see_differently_is_refused(
     store.pipe_file("/bucket/run/latest", store.cat_file("/bucket/run/latest"))  # the same bytes, another object
     shadows = [first, resolve_source(url)]
 
-    def act(rank: int, team: Team) -> object:
+    def act(rank: int, team: ProcessGroup) -> object:
         with one_folder(team, cast(Spread, team), shadows[rank]) as folder:
             return folder
 

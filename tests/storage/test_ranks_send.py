@@ -23,7 +23,7 @@ from ucpl.planning.plan import Plan
 from ucpl.runtime.counters import Report
 from ucpl.runtime.execute import execute
 from ucpl.runtime.options import RunOptions
-from ucpl.runtime.process_group import Team
+from ucpl.runtime.process_group import ProcessGroup
 from ucpl.storage.objects import OfFsspec
 from ucpl.storage.resolve_url import resolve_target
 
@@ -53,7 +53,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
 def run(size: int, plan: Plan, *, url: str = URL, bad: dict[int, Exception] | None = None, **how: bool) -> list[object]:
     """The result or error of each rank."""
 
-    def act(rank: int, team: Team) -> object:
+    def act(rank: int, team: ProcessGroup) -> object:
         opened = ucpl.api.open_checkpoint(EXAMPLE)
 
         def progress(done: int, total: int) -> None:
@@ -94,7 +94,7 @@ def test_a_single_file_is_sent_by_one_of_them(store: fsspec.AbstractFileSystem, 
     plan = ucpl.plan(str(EXAMPLE), "plain()")
     url = "memory://bucket/one.pt"
 
-    def act(rank: int, team: Team) -> object:
+    def act(rank: int, team: ProcessGroup) -> object:
         opened = ucpl.api.open_checkpoint(EXAMPLE)
         return execute(plan, opened, framework("plain"), resolve_target(url), RunOptions(workers=1), team)
 
@@ -144,7 +144,7 @@ def test_a_damaged_source_is_found_whichever_rank_read_it(
         data[where] ^= 1
         file.write_bytes(data)
 
-        def act(rank: int, team: Team) -> object:
+        def act(rank: int, team: ProcessGroup) -> object:
             opened = ucpl.api.open_checkpoint(source)
             return execute(plan, opened, framework("deepspeed"), resolve_target(URL), RunOptions(workers=1), team)
 

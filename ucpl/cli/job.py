@@ -15,7 +15,7 @@ from ucpl.errors import Label, fail
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
-    from ucpl.runtime.process_group import Team
+    from ucpl.runtime.process_group import ProcessGroup
 
 __all__ = ["is_one_of_several", "member", "refuse_several", "seen_by_all"]
 
@@ -37,7 +37,7 @@ def refuse_several(verb: str) -> None:
 
 
 @contextmanager
-def member(console: Console, wait: int) -> Iterator[Team | None]:
+def member(console: Console, wait: int) -> Iterator[ProcessGroup | None]:
     """The job of this rank; None for a process alone.
 
     Without a job, torch.distributed is not imported. wait: seconds to wait for ranks that have not started.
@@ -54,7 +54,7 @@ def member(console: Console, wait: int) -> Iterator[Team | None]:
 
 
 @contextmanager
-def seen_by_all(team: Team | None, source: str, keys: str | None = None) -> Iterator[Path]:
+def seen_by_all(team: ProcessGroup | None, source: str, keys: str | None = None) -> Iterator[Path]:
     """A source that each rank can read, wherever its files are.
 
     Raises: UcplError E400, E621, E625, E628, E687.

@@ -42,7 +42,7 @@ from ucpl.language import nodes, parse, parse_call, print_expr, print_file
 from ucpl.layout import Layout, Library, load
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.globs import is_called
-from ucpl.layout.idle import demand_known
+from ucpl.layout.idle import check_known
 from ucpl.layout.library import KnownStatement, Reader
 from ucpl.layout.remedies import for_buffer, for_hole
 from ucpl.layout.scope import Scope, UnknownNumber, Value, at
@@ -236,7 +236,7 @@ class _Checker:
         """Those of a file that has nothing else than plans: nothing asks for them elsewhere."""
         scope = Scope(given=dict(self.given.sizes), config=self.given.config or {})
         scope.bind(self.file.statements)
-        demand_known(self.file.statements, scope)
+        check_known(self.file.statements, scope)
 
     def model(self, node: nodes.Model) -> None:
         """A model that no layout of the file lays out is closed by itself, under a layout that stores nothing."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ucpl.runtime.counters import Report
     from ucpl.runtime.execute import TargetSizes
     from ucpl.runtime.options import Progress
-    from ucpl.runtime.process_group import Team
+    from ucpl.runtime.process_group import ProcessGroup
 
 __all__ = ["Engine", "Event", "Finished", "Ready", "Rehearsed", "asked_of", "planned"]
 
@@ -120,7 +120,7 @@ class Engine:
     how: ToApply
     watch: Callable[[Event], None] = _ignore
     bar: Bar | None = None
-    team: Team | None = None
+    team: ProcessGroup | None = None
 
     def convert(self, asked: Asked, given: Given) -> Finished:
         """Open the source, plan, prove, check, run, verify. Raises: UcplError."""

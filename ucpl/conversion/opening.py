@@ -218,7 +218,7 @@ def _opened_for(plan: Plan, path: str | Path) -> Checkpoint:
         fail("E608", what, Label(plan.name, where=f"rank {plan.rank}"))
     from ucpl.formats.opening import framework
     from ucpl.formats.opening import open_checkpoint as read
-    from ucpl.planning.unread import demand_known, demand_known_files
+    from ucpl.planning.unread import check_known, check_known_files
 
     here = _demand_stored(path)
     if format_named(plan.source.framework).is_of_a_spec:
@@ -236,8 +236,8 @@ def _opened_for(plan: Plan, path: str | Path) -> Checkpoint:
         is_whole = all((t.file, t.key) in opened.extents for t in plan.sources)
     if plan.unread is not None and is_whole:
         if format_named(plan.source.framework).is_of_a_spec:
-            demand_known_files(opened.root, plan.sources, plan.unread)
-        demand_known(opened.extents, plan.sources, plan.unread)
+            check_known_files(opened.root, plan.sources, plan.unread)
+        check_known(opened.extents, plan.sources, plan.unread)
     return opened
 
 

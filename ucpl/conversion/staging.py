@@ -31,7 +31,7 @@ def with_made(known: Checked, target: Path, how: How) -> Iterator[Checkpoint]:
         clear_made(target)
         yield known.source
         return
-    from ucpl.runtime.disk import demand_own, disk
+    from ucpl.runtime.disk import check_own, disk
     from ucpl.runtime.publish import Lock
     from ucpl.runtime.targets import cannot_write
 
@@ -40,7 +40,7 @@ def with_made(known: Checked, target: Path, how: How) -> Iterator[Checkpoint]:
         if folder.is_symlink():
             disk().remove(folder)
         disk().make_folder(folder)
-        demand_own(folder)
+        check_own(folder)
     except OSError as error:
         cannot_write(folder, error, resumable=False)
     try:

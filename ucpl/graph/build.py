@@ -20,12 +20,12 @@ from ucpl.graph.copies import Chosen, choose
 from ucpl.graph.coverage import covered, supplied
 from ucpl.graph.graph import Drawn, Graph, Joint, Lanes, SourceBoxes, TargetBoxes
 from ucpl.graph.kin import kin_of
-from ucpl.graph.lacking import Box, Filler, MissingBoxes, refuse_absent
+from ucpl.graph.lacking import Box, Filler, MissingBoxes, reject_absent
 from ucpl.graph.live import with_live_rows
 from ucpl.graph.models import check_drops, check_models
 from ucpl.graph.passes import optimise
 from ucpl.graph.rows import StoredBoxes, rows_of
-from ucpl.graph.scales import blockwise, refuse_quantising
+from ucpl.graph.scales import blockwise, reject_quantising
 from ucpl.graph.side import GraphSide, spaced
 from ucpl.layout.by_index import of_sizes
 from ucpl.layout.layout import Policy
@@ -132,7 +132,7 @@ class _Drawing:
         for number in range(len(self.target.parts)):
             there.place(number)
         for part in self.target.parts:
-            self.refuse_addends(part)
+            self.reject_addends(part)
         here = GraphSide(self.source, self.target.tensors, self.target.layout)
         routes = [r for state in dict.fromkeys(p.state for p in self.target.parts) for r in self.routes(state, there)]
         for route in routes:
@@ -203,7 +203,7 @@ class _Drawing:
         out = [self.route(state, state, parts, (direct, scaled), False)] if direct else []
         turned = rest & other
         if turned and not scaled:
-            refuse_quantising(self.source, self.target, min(turned))
+            reject_quantising(self.source, self.target, min(turned))
         if turned:
             rest -= turned
             self.derived.append(
@@ -285,7 +285,7 @@ class _Drawing:
             k = max(1, sides[0].width, sides[1].width)
             open_ = self.fill(self.filler.whole(state, parts, tensors, k), sides, writes)
             if open_:
-                refuse_absent(self.source, self.target, state, open_)
+                reject_absent(self.source, self.target, state, open_)
         if not self.filler.lines:
             return routes
         out = []
@@ -411,7 +411,7 @@ class _Drawing:
     # ---- data without a place
     # -----------------------------------------------------------------------------------------------
 
-    def refuse_addends(self, part: Part) -> None:
+    def reject_addends(self, part: Part) -> None:
         """Refuse to write partial sums, E311.
 
         They can be read, but no rule divides a value into addends.

@@ -105,7 +105,7 @@ class _Settler:
             write = self.graph.writes[target]
             a, b = self.sources.one(read.first, read.last), self.targets.one(write.first, write.last)
             if joint.scaled:
-                self.demand_factor(read.first, write.first, target)
+                self.check_factor(read.first, write.first, target)
             if a is not None and b is not None:
                 self.pair(lane.state, read.first, write.first, target, joint.derived, (read, write))
                 self.keep_bits(joint.kind, (lane.sources[first.of_source[s]], target), (read.first, write.first))
@@ -140,8 +140,8 @@ class _Settler:
             return
         sides = self.graph.source, self.graph.target
         both = sides[0].parts[parts[0]], sides[1].parts[parts[1]]
-        _demand_bits((self.graph.sources[homes[0]], self.graph.targets[homes[1]]), dtypes, both, kind)
-        _demand_one_order(sides, both, dtypes)
+        _check_bits((self.graph.sources[homes[0]], self.graph.targets[homes[1]]), dtypes, both, kind)
+        _check_one_order(sides, both, dtypes)
 
     def product(self, moves: Joined) -> None:
         """Scales are floating numbers. E305, E317."""
@@ -168,7 +168,7 @@ class _Settler:
             return f"if its bytes are exponents, write {known}`dtype u8` on its entry: its bits are kept so"
         return ""
 
-    def demand_factor(self, source: int, target: int, part: int) -> None:
+    def check_factor(self, source: int, target: int, part: int) -> None:
         """Check that a floating type holds the scaled values exactly, E317.
 
         It is the product's type.
@@ -290,7 +290,7 @@ class _Settler:
 Ends = tuple[StoredTensor, StoredTensor]
 
 
-def _demand_bits(ends: Ends, dtypes: tuple[str, str], parts: tuple[Part, Part], kind: str) -> None:
+def _check_bits(ends: Ends, dtypes: tuple[str, str], parts: tuple[Part, Part], kind: str) -> None:
     """Check that targets of such a type have a source of it.
 
     The bits are unchanged.
@@ -320,7 +320,7 @@ def _demand_bits(ends: Ends, dtypes: tuple[str, str], parts: tuple[Part, Part], 
     )
 
 
-def _demand_one_order(sides: tuple[Placement, Placement], parts: tuple[Part, Part], dtypes: tuple[str, str]) -> None:
+def _check_one_order(sides: tuple[Placement, Placement], parts: tuple[Part, Part], dtypes: tuple[str, str]) -> None:
     """Check that elements that share a byte do so on both sides.
 
     Pairs move as they are. Raises E325.

@@ -28,7 +28,7 @@ from ucpl.tables import I64, Moves, join_runs, straighten
 from ucpl.tables import Side as Boxes
 from ucpl.tables.operations import Fill
 
-__all__ = ["Filler", "MissingBoxes", "itself_of", "line_to_write", "refuse_absent"]
+__all__ = ["Filler", "MissingBoxes", "itself_of", "line_to_write", "reject_absent"]
 
 Box = tuple[I64, I64]  # low <= index < high, K columns each
 NAMES_SHOWN = 3
@@ -333,7 +333,7 @@ def _boxes(rows: StoredBoxes, low: I64, high: I64) -> Boxes:
 # --- The refusal of elements that the source lacks and nothing fills ------------------------------------------------
 
 
-def refuse_absent(source: Placement, target: Placement, state: str, missing: Sequence[str]) -> NoReturn:
+def reject_absent(source: Placement, target: Placement, state: str, missing: Sequence[str]) -> NoReturn:
     """Refuse a target's state that the source lacks completely.
 
     It lists the tensors. Raises: UcplError E303.

@@ -21,10 +21,10 @@ from ucpl.placement import Placement
 from ucpl.placement.boxes import overlaps
 from ucpl.tables import I64, Bools, each
 
-__all__ = ["blockwise", "refuse_quantising"]
+__all__ = ["blockwise", "reject_quantising"]
 
 
-def refuse_quantising(source: Placement, target: Placement, path: str) -> NoReturn:
+def reject_quantising(source: Placement, target: Placement, path: str) -> NoReturn:
     """Raise E316: the source has a product, and the target its factors."""
     spans = [
         next(p.span for p in side.parts if p.label == path or side.tensors.index(path) in p.tensors)

@@ -18,10 +18,10 @@ from ucpl.layout import axes as ax
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.globs import Globs, literals
 from ucpl.layout.layout import Entry, GlobMatch, LogicalTensor
-from ucpl.layout.live import demand_live, refuse_live
+from ucpl.layout.live import check_live, reject_live
 from ucpl.layout.models import unknown_tensor
 from ucpl.layout.near import nearest
-from ucpl.layout.patterns import axes_closed, demand_indices, demand_no_flat, dims_in
+from ucpl.layout.patterns import axes_closed, check_indices, check_no_flat, dims_in
 from ucpl.layout.remedies import for_dim, for_parts
 from ucpl.layout.scales import scaled
 from ucpl.layout.scope import NUMBER_LIMIT, Scope, at
@@ -121,7 +121,7 @@ class WrittenEntries:
             return None
         line = ranked[-1]
         if len(ranked) > 1 and ranked[-2].rank(classes) == line.rank(classes):
-            _refuse_tie(name, ranked[-2], line)
+            _reject_tie(name, ranked[-2], line)
         line.taken.append(name)
         return line
 
@@ -135,7 +135,7 @@ def _shown(item: nodes.Entry) -> str:
     return f'"{item.path}"' + (f" of {item.of}" if item.of else "")
 
 
-def _refuse_tie(name: str, first: GlobLine, second: GlobLine) -> NoReturn:
+def _reject_tie(name: str, first: GlobLine, second: GlobLine) -> NoReturn:
     one, other = sorted((first.items[0], second.items[0]), key=lambda item: item.span.start)
     count = literals(first.glob)
     fail(
@@ -157,7 +157,7 @@ def written_entries(items: Iterable[nodes.Record], scope: Scope) -> WrittenEntri
     classes: dict[str, list[nodes.Entry]] = {}
     lines: dict[tuple[tuple[str, ...], str | None], GlobLine] = {}
     for item in said:
-        _demand_place(item)
+        _check_place(item)
         if is_wild(item) and is_there(item, scope):
             if item.glob:
                 lines.setdefault((item.glob, item.of), GlobLine(item.glob, item.of, [])).items.append(item)
@@ -167,7 +167,7 @@ def written_entries(items: Iterable[nodes.Record], scope: Scope) -> WrittenEntri
     return WrittenEntries(said, frozenset(i.path for i in said if not is_wild(i)), classes, list(lines.values()), globs)
 
 
-def _demand_place(item: nodes.Entry) -> None:
+def _check_place(item: nodes.Entry) -> None:
     """Check that classes belong to wildcards, and brackets to single tensors."""
     if is_wild(item) and item.indices:
         fail(
@@ -191,9 +191,9 @@ def entries_of(
     """Entries of all tensors, and the tensors that each glob took."""
     written = written_entries(items, ground.scope)
     for item in written.items:
-        demand_no_flat((*item.indices, *(item.shape or ())), item.span)
-        refuse_live(item.indices, item.span, "an index")
-        demand_indices(item.indices, item.span)
+        check_no_flat((*item.indices, *(item.shape or ())), item.span)
+        reject_live(item.indices, item.span, "an index")
+        check_indices(item.indices, item.span)
     out: list[Entry] = []
     expanded = False
     for item in written.items:
@@ -203,11 +203,11 @@ def entries_of(
         elif not expanded:
             expanded = True
             out += (_wild(w, ground, tensors) for w in written.wild(tensors, aliases))
-    _refuse_many(out, ground)
+    _reject_many(out, ground)
     return tuple(out), written.told()
 
 
-def _refuse_many(entries: list[Entry], ground: Ground) -> None:
+def _reject_many(entries: list[Entry], ground: Ground) -> None:
     """A limit that costs nothing: bracketed indices multiply.
 
     The named tensors are not enumerated to be counted.
@@ -240,11 +240,11 @@ def _entry(item: nodes.Entry, ground: Ground, tensors: dict[str, LogicalTensor],
     of = _spoken_of(item, path, tensors)
     if not of and path not in tensors and not _labels(item):
         unknown_tensor(path, tensors, item.span, for_parts(item))
-    _demand_dims(item, of, ground.scope)
+    _check_dims(item, of, ground.scope)
     indices = axes_closed(item.indices, ground.scope, item.span)
     if path in tensors and any(isinstance(a, nodes.Any_ | nodes.Rest) for a in walk(*(item.shape or ()))):
         made = evolve(_filled(Wild(item, path, alias), ground, tensors), indices=indices)
-        ground.naming.demand_entry(item, made, tensors)
+        ground.naming.check_entry(item, made, tensors)
         return made
     shape = axes_closed(item.shape or (), ground.scope, item.span)
     targets = {label: _target(path, label, tensors, item.span) for label in ax.labels_of(shape)}
@@ -252,8 +252,8 @@ def _entry(item: nodes.Entry, ground: Ground, tensors: dict[str, LogicalTensor],
     storing = ground.storing(said_clauses(item), item.span, "weights", dims_in(item.indices))
     storing = scaled(storing, item, targets.values(), tensors)
     entry = Entry(item.path, indices, shape, targets, storing, alias, variables, item.span)
-    demand_live(entry, tensors)
-    ground.naming.demand_entry(item, entry, tensors)
+    check_live(entry, tensors)
+    ground.naming.check_entry(item, entry, tensors)
     return entry
 
 
@@ -268,7 +268,7 @@ def _labels(item: nodes.Entry) -> list[str]:
     return [label for label in dict.fromkeys(labels) if label is not None]
 
 
-def _demand_dims(item: nodes.Entry, of: list[LogicalTensor], scope: Scope) -> None:
+def _check_dims(item: nodes.Entry, of: list[LogicalTensor], scope: Scope) -> None:
     """Check that all dims of the pattern are known.
 
     Raises E169: with the tensor, its dims, and the one that may be meant.
@@ -301,7 +301,7 @@ def _target(path: str, label: str | None, tensors: dict[str, LogicalTensor], spa
 
 def _wild(wild: Wild, ground: Ground, tensors: dict[str, LogicalTensor]) -> Entry:
     entry = _filled(wild, ground, tensors)
-    ground.naming.demand_entry(wild.item, entry, tensors)
+    ground.naming.check_entry(wild.item, entry, tensors)
     return entry
 
 
@@ -316,7 +316,7 @@ def _filled(wild: Wild, ground: Ground, tensors: dict[str, LogicalTensor]) -> En
             at(tensor.span),
             remedy=f"give it a line of its own, with its index in brackets: {whole_name(wild.path)}[...] = ...",
         )
-    _demand_dims(item, [tensor], ground.scope)
+    _check_dims(item, [tensor], ground.scope)
     named = _named((*item.indices, *(item.shape or ())))
     named |= {dim for dim in tensor.dims if named.intersection(ax.leaves_of(dim, ground.indices))}
     filling = _Filling([dim for dim in tensor.dims if dim not in named], item, tensor)
@@ -333,7 +333,7 @@ def _filled(wild: Wild, ground: Ground, tensors: dict[str, LogicalTensor]) -> En
     storing = scaled(storing, item, (tensor.path,), tensors)
     closed = axes_closed(shape, ground.scope, item.span)
     entry = Entry(tensor.path, (), closed, {None: tensor.path}, storing, wild.alias, wild.variables, item.span)
-    demand_live(entry, tensors)
+    check_live(entry, tensors)
     return entry
 
 

@@ -153,7 +153,7 @@ def _states(item: nodes.FillStates, known: _Model) -> Filling:
     kept = {s.name for s in known.states if not s.scalar}
     names = frozenset(item.names or kept - known.itself)
     for name in names:
-        _demand_state(item, name, known, kept)
+        _check_state(item, name, known, kept)
     groups = dict(known.groups)
     for name in item.groups or ():
         if name != "*" and name not in groups:
@@ -172,7 +172,7 @@ def _states(item: nodes.FillStates, known: _Model) -> Filling:
     return Filling(print_item(item), rank, frozenset(of), {}, names, value, item.span)
 
 
-def _demand_state(item: nodes.FillStates, name: str, known: _Model, kept: set[str]) -> None:
+def _check_state(item: nodes.FillStates, name: str, known: _Model, kept: set[str]) -> None:
     """Check that the model has the state and the value fits.
 
     A master can be the weight, other states a number.
@@ -210,7 +210,7 @@ def _value(item: nodes.Fill | nodes.FillStates, known: _Model) -> float:
     scope = known.scope
     named = item.value.operand if isinstance(item.value, nodes.Unary) else item.value
     if isinstance(named, nodes.Name) and not scope.knows(named.path):
-        _demand_no_other(item, named.path, known)
+        _check_no_other(item, named.path, known)
     if isinstance(item.value, nodes.Name) and item.value.path in ("none", "None", "null"):
         _refuse(
             item, f"`{item.value.path}` is no number", "take the line out: without a fill, the value is the source's"
@@ -232,7 +232,7 @@ def _value(item: nodes.Fill | nodes.FillStates, known: _Model) -> float:
     return float(value)
 
 
-def _demand_no_other(item: nodes.Fill | nodes.FillStates, name: str, known: _Model) -> None:
+def _check_no_other(item: nodes.Fill | nodes.FillStates, name: str, known: _Model) -> None:
     """Check that a word in the place of a number names nothing.
 
     Raises: UcplError E326.

@@ -18,7 +18,7 @@ from ucpl.layout.scope import Scope, at
 from ucpl.layout.storing import Ground, brackets_of
 from ucpl.layout.templates import PLACE_WORDS, template
 
-__all__ = ["demand_acting", "demand_founded", "demand_known", "demand_places"]
+__all__ = ["check_acting", "check_founded", "check_known", "check_places"]
 
 _DEFAULT_FILES = ("weights", "optim", "meta")  # where lines are that name no file
 _EVERYWHERE = ("weight", "fp32")  # names of states that need no line of the model
@@ -27,7 +27,7 @@ _WITH_NUMBERS = (nodes.Parameter, nodes.Let, nodes.Dims, nodes.Assert, nodes.Ent
 _OF_OTHERS = frozenset({"x", "scale", "_"})
 
 
-def demand_acting(items: Iterable[nodes.Record]) -> None:
+def check_acting(items: Iterable[nodes.Record]) -> None:
     """Check that statements act.
 
     Raises: UcplError E190 for `buckets` without a flat buffer, and for storing clauses in a line that stores `none`,
@@ -54,7 +54,7 @@ def demand_acting(items: Iterable[nodes.Record]) -> None:
                     at(span),
                     remedy="take the clause out, or write a pattern for `none`",
                 )
-        _demand_copies(item)
+        _check_copies(item)
         if isinstance(item.shape, tuple) and _rests(item.shape) > 1:
             fail(
                 "E155",
@@ -64,7 +64,7 @@ def demand_acting(items: Iterable[nodes.Record]) -> None:
             )
 
 
-def _demand_copies(item: nodes.Entry | nodes.States) -> None:
+def _check_copies(item: nodes.Entry | nodes.States) -> None:
     """Check that a clause about copies has copies.
 
     Along an axis that cuts all of a pattern, no two ranks hold the same. Raises E190.
@@ -120,7 +120,7 @@ def _rests(axes: Iterable[nodes.Record]) -> int:
 # --------------------------------------------------------------
 
 
-def demand_founded(
+def check_founded(
     fresh: Iterable[nodes.LayoutItem], items: Sequence[nodes.LayoutItem], model_items: Sequence[nodes.ModelItem]
 ) -> None:
     """Check statements of a layout of a named model.
@@ -148,11 +148,11 @@ def demand_founded(
                 )
             case nodes.States(names=names):
                 for name in names or ():
-                    _demand_state(name, states, item)
+                    _check_state(name, states, item)
             case nodes.Derive(state=one, source=other):
                 for name in (one, other):
                     if name not in _EVERYWHERE:
-                        _demand_state(name, states, item)
+                        _check_state(name, states, item)
 
 
 def _is_named(name: str, items: Iterable[nodes.LayoutItem]) -> bool:
@@ -164,7 +164,7 @@ def _is_named(name: str, items: Iterable[nodes.LayoutItem]) -> bool:
     )
 
 
-def _demand_state(name: str, states: dict[str, bool], item: nodes.States | nodes.Derive) -> None:
+def _check_state(name: str, states: dict[str, bool], item: nodes.States | nodes.Derive) -> None:
     is_line = isinstance(item, nodes.States)
     if name == "weight":
         return  # the tensor itself, in a flat buffer, say
@@ -194,7 +194,7 @@ def _demand_state(name: str, states: dict[str, bool], item: nodes.States | nodes
 # ------------------------------------------------------------------------
 
 
-def demand_known(items: Iterable[nodes.Record], scope: Scope, *, with_dims: bool = False) -> None:
+def check_known(items: Iterable[nodes.Record], scope: Scope, *, with_dims: bool = False) -> None:
     """Check that every name is known, even if it is not evaluated.
 
     Examples: behind `default(...)`, `and`, or a condition that is not met. with_dims: dims of patterns, too. Raises:
@@ -241,7 +241,7 @@ def _is_known(path: str, scope: Scope) -> bool:
 # ---- names of places in lines without effect -------------------------------------------------------------------------
 
 
-def demand_places(unread: Iterable[nodes.Record], items: Iterable[nodes.LayoutItem], ground: Ground) -> None:
+def check_places(unread: Iterable[nodes.Record], items: Iterable[nodes.LayoutItem], ground: Ground) -> None:
     """Check the places of unread lines.
 
     `unread`: lines under a condition that does not hold, or of a class without tensors. Raises: UcplError E122, E148,
@@ -254,7 +254,7 @@ def demand_places(unread: Iterable[nodes.Record], items: Iterable[nodes.LayoutIt
     for item in unread:
         if isinstance(item, nodes.Files):
             for text in (item.template, item.key or ""):
-                _demand_template(text, item.span, ground, everywhere)
+                _check_template(text, item.span, ground, everywhere)
         elif isinstance(item, nodes.Entry | nodes.States):
             brackets = dims_in(item.indices) if isinstance(item, nodes.Entry) else everywhere
             for clause in item.clauses:
@@ -262,12 +262,12 @@ def demand_places(unread: Iterable[nodes.Record], items: Iterable[nodes.LayoutIt
                     known = ", ".join(sorted(m for m in meshes if m)) or "none; `in` names a file"
                     remedy = f"the meshes with a name are {known}"
                     fail("E218", f"no mesh is called `{clause.args[0]}`", at(item.span), remedy=remedy)
-                _demand_clause(clause, item.span, ground, files)
+                _check_clause(clause, item.span, ground, files)
                 if clause.word == "as":
-                    _demand_template(clause.args[0], item.span, ground, brackets)
+                    _check_template(clause.args[0], item.span, ground, brackets)
 
 
-def _demand_clause(clause: nodes.Clause, span: nodes.Span, ground: Ground, files: set[str]) -> None:
+def _check_clause(clause: nodes.Clause, span: nodes.Span, ground: Ground, files: set[str]) -> None:
     here = clause.span if clause.span.line else span
     if clause.word == "in" and clause.args[0] not in files:
         close = nearest(clause.args[0], files)
@@ -280,7 +280,7 @@ def _demand_clause(clause: nodes.Clause, span: nodes.Span, ground: Ground, files
         fail("E148", f"at {clause.args[0]}, which is no mesh axis", at(here), remedy=remedy, about=about)
 
 
-def _demand_template(text: str, span: nodes.Span, ground: Ground, brackets: Iterable[str]) -> None:
+def _check_template(text: str, span: nodes.Span, ground: Ground, brackets: Iterable[str]) -> None:
     made = ground.template(text, span, brackets)
     known = {n for n, _ in made.sizes} | PLACE_WORDS | ground.mesh_axes
     known |= {n for b in brackets for n in (b, f"{b}.local")}

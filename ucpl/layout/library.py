@@ -98,7 +98,7 @@ class Library:
         if found is not None and isinstance(found.node, kind):
             return found
         if found is not None and not found.file.name.startswith("specs/"):
-            _refuse_kind(found, word, [k.node for k in self.known.values() if isinstance(k.node, kind)], span)
+            _reject_kind(found, word, [k.node for k in self.known.values() if isinstance(k.node, kind)], span)
         shipped = _index() if self.shipped else {}
         files = shipped.get(name, ())
         if len(files) > 1:
@@ -192,7 +192,7 @@ def _instead(name: str, word: str, names: tuple[list[str], list[str]], *, is_cal
     return "; ".join(texts) or f'define it, `{line[word]}`, or import it: from "FILE.ucpl" import {name}'
 
 
-def _refuse_kind(
+def _reject_kind(
     found: KnownStatement, word: str, others: list[nodes.Model | nodes.Layout | nodes.Plan], span: nodes.Span
 ) -> NoReturn:
     """Of a name that is something else. Raises E110."""

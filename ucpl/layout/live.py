@@ -14,10 +14,10 @@ from ucpl.layout import axes as ax
 from ucpl.layout.layout import Entry, LogicalTensor
 from ucpl.layout.scope import at
 
-__all__ = ["demand_live", "refuse_live"]
+__all__ = ["check_live", "reject_live"]
 
 
-def demand_live(entry: Entry, tensors: dict[str, LogicalTensor]) -> None:
+def check_live(entry: Entry, tensors: dict[str, LogicalTensor]) -> None:
     """Check that live rows are rows of one complete dim.
 
     It is a dim of the entry's tensor, and the pattern names all of it. Raises E196.
@@ -43,7 +43,7 @@ def demand_live(entry: Entry, tensors: dict[str, LogicalTensor]) -> None:
         )
 
 
-def refuse_live(axes: Iterable[nodes.Axis], span: nodes.Span, what: str) -> None:
+def reject_live(axes: Iterable[nodes.Axis], span: nodes.Span, what: str) -> None:
     """Refuse live rows in a place without a padded tensor.
 
     Training changes nothing there. Raises E196.

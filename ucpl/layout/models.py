@@ -26,7 +26,7 @@ __all__ = [
     "ModelGroups",
     "UnknownTensor",
     "aliases_of",
-    "demand_sizes",
+    "check_sizes",
     "for_alias",
     "groups_of",
     "states_of",
@@ -137,7 +137,7 @@ def _dimension(item: nodes.Tensor, position: int, scope: Scope, items: Sequence[
     return name, size
 
 
-def demand_sizes(items: Sequence[nodes.ModelItem], rules: Iterable[nodes.Record], scope: Scope) -> None:
+def check_sizes(items: Sequence[nodes.ModelItem], rules: Iterable[nodes.Record], scope: Scope) -> None:
     """Check that each dim of an `index` statement has a size.
 
     A digit of another is fine, too. Raises: UcplError E101, as its tensor does.
@@ -282,7 +282,7 @@ def groups_of(items: Sequence[nodes.ModelItem], tensors: dict[str, LogicalTensor
     for item in items:
         if not isinstance(item, nodes.Group):
             continue
-        _demand_plain(item)
+        _check_plain(item)
         members = item.members
         if members is None:
             for name in item.without or ():
@@ -299,7 +299,7 @@ def groups_of(items: Sequence[nodes.ModelItem], tensors: dict[str, LogicalTensor
                 fail("E136", f"`{m}` is in groups `{seen[m]}` and `{item.name}`", at(item.span))
             seen[m] = item.name
         found.append((item.name, members))
-    _demand_groups(items, [name for name, _ in found])
+    _check_groups(items, [name for name, _ in found])
     return tuple(found)
 
 
@@ -317,7 +317,7 @@ def for_alias(name: str, aliases: Mapping[str, str]) -> str:
     return f"`{name}` is a second name of `{owner}`, which is trained under its own: name `{owner}`" if owner else ""
 
 
-def _demand_plain(item: nodes.Group) -> None:
+def _check_plain(item: nodes.Group) -> None:
     """Check that a model's group has members alone.
 
     The order of a buffer is a layout's. Raises E190.
@@ -333,7 +333,7 @@ def _demand_plain(item: nodes.Group) -> None:
         )
 
 
-def _demand_groups(items: Iterable[nodes.ModelItem], names: Sequence[str]) -> None:
+def _check_groups(items: Iterable[nodes.ModelItem], names: Sequence[str]) -> None:
     """Check that the groups of states are groups of the model.
 
     Raises E157.
@@ -381,7 +381,7 @@ def with_state_types(items: Iterable[nodes.ModelItem], tensors: dict[str, Logica
     found: dict[str, dict[str, str]] = {}
     for item in said:
         by_name, globs = _named(item), [(p, t) for t in item.typed for p in t.of if "*" in p]
-        _demand_trained(item, by_name, named, kinds)
+        _check_trained(item, by_name, named, kinds)
         finder = Globs([tuple(pattern.split("*")) for pattern, _ in globs])
         for path, name in trained.items():
             one = by_name.get(name) or _most_literal(name, [globs[i] for i in finder.of(name)])
@@ -410,7 +410,7 @@ def _named(item: nodes.State) -> dict[str, nodes.TypedOf]:
     return {name: typed for name, typed in out.items() if "*" not in name}
 
 
-def _demand_trained(
+def _check_trained(
     item: nodes.State, by_name: dict[str, nodes.TypedOf], named: set[str], kinds: Mapping[str, str]
 ) -> None:
     """Check that each name is a parameter, under any condition.

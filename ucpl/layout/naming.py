@@ -38,7 +38,7 @@ class Naming:
     mesh_axes: frozenset[str]
     files: dict[str, tuple[Text, ...]]  # of each file: its path and key
 
-    def demand_entry(self, item: nodes.Entry, entry: Entry, tensors: dict[str, LogicalTensor]) -> None:
+    def check_entry(self, item: nodes.Entry, entry: Entry, tensors: dict[str, LogicalTensor]) -> None:
         """Check that dims in an entry's file and key are indices.
 
         They must be in the entry's brackets. Raises E122.
@@ -47,7 +47,7 @@ class Naming:
             dims = {d for path in entry.targets.values() for d in tensors[path].dims}
             self._demand(item, entry.storing.file, (entry, entry.indices), dims)
 
-    def demand_line(self, item: nodes.States, line: States, entries: Iterable[Entry], layout: Trained) -> None:
+    def check_line(self, item: nodes.States, line: States, entries: Iterable[Entry], layout: Trained) -> None:
         """Check the names that a state line adds, and of flat buffers.
 
         Their indices are those of their group. Raises E122.

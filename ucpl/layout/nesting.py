@@ -20,7 +20,7 @@ from ucpl.layout.scope import Scope, Value, at, literal
 from ucpl.layout.templates import PLACE_WORDS
 from ucpl.records import frozen
 
-__all__ = ["axes_here", "axes_in", "demand_axes", "demand_groups", "given_within", "numbers_within", "on_these_ranks"]
+__all__ = ["axes_here", "axes_in", "check_axes", "check_groups", "given_within", "numbers_within", "on_these_ranks"]
 
 
 # ---- names under a prefix --------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def axes_here(layout: nodes.Layout, axes: frozenset[str], here: Scope) -> Origin
     return {p.name: (here.size(p.name, p.span), "the mesh") for p in known}
 
 
-def demand_axes(links: Sequence[Link[nodes.Layout]], call: nodes.Call, inside: Scope, here: Scope) -> None:
+def check_axes(links: Sequence[Link[nodes.Layout]], call: nodes.Call, inside: Scope, here: Scope) -> None:
     """Check that shared axes have one number of ranks.
 
     Raises: UcplError E125 if a parameter of the layout, or of a base, is another number.
@@ -275,7 +275,7 @@ def on_these_ranks(
     return out
 
 
-def demand_groups(items: Iterable[nodes.Record]) -> None:
+def check_groups(items: Iterable[nodes.Record]) -> None:
     """Check that a used model's state line is of its own groups.
 
     `all` and `*` are of the complete model. Raises: UcplError E194.

@@ -14,12 +14,12 @@ from ucpl.layout import axes as ax
 from ucpl.layout.layout import Entry, Layout, Mesh, States
 from ucpl.layout.scope import at
 
-__all__ = ["demand_meshes"]
+__all__ = ["check_meshes"]
 
 Line = Entry | States
 
 
-def demand_meshes(layout: Layout) -> None:
+def check_meshes(layout: Layout) -> None:
     """Check the meshes of all lines.
 
     Raises: UcplError E218 for a mesh that does not exist, E219 for an axis of another.

@@ -15,16 +15,16 @@ from ucpl.layout import axes as ax
 from ucpl.layout.axis_lines import UnknownAxis
 from ucpl.layout.indices import chosen, runs_in
 from ucpl.layout.layout import Mesh
-from ucpl.layout.live import refuse_live
+from ucpl.layout.live import reject_live
 from ucpl.layout.near import for_axis, for_name
 from ucpl.layout.scope import Scope, at
 
 __all__ = [
     "axes_closed",
     "axis_closed",
-    "demand_flat",
-    "demand_indices",
-    "demand_no_flat",
+    "check_flat",
+    "check_indices",
+    "check_no_flat",
     "dims_in",
     "index_rules",
     "meshes_of",
@@ -75,7 +75,7 @@ def axis_closed(node: nodes.Axis, scope: Scope, span: nodes.Span) -> ax.Axis:
         case nodes.Each():
             return ax.Each()
         case nodes.Cut(axis=inner, splits=splits):
-            _demand_order(inner, splits[0], scope, here)
+            _check_order(inner, splits[0], scope, here)
             return ax.Cut(axis_closed(inner, scope, here), tuple(_split(s, scope, here) for s in splits))
         case nodes.Any_() | nodes.Rest():
             fail("E147", "`_` and `...` stand for the dims of one tensor, in an entry", at(here))
@@ -115,7 +115,7 @@ def _ranged(node: nodes.Dim, scope: Scope, span: nodes.Span) -> ax.Axis:
     return found[0] if len(found) == 1 else ax.Stack(tuple(ax.Term(None, (run,)) for run in found))
 
 
-def _demand_order(inner: nodes.Axis, split: nodes.Split, scope: Scope, span: nodes.Span) -> None:
+def _check_order(inner: nodes.Axis, split: nodes.Split, scope: Scope, span: nodes.Span) -> None:
     """Check that a cut is of a dim over a mesh axis.
 
     The reverse is refused. Raises E148.
@@ -154,7 +154,7 @@ def _split(split: nodes.Split, scope: Scope, span: nodes.Span) -> ax.Split:
     return ax.Split(split.mesh_axis, split.kind, tuple(sizes), grain)
 
 
-def demand_no_flat(axes: Iterable[nodes.Axis], span: nodes.Span) -> None:
+def check_no_flat(axes: Iterable[nodes.Axis], span: nodes.Span) -> None:
     """Refuse `flat` and `each` outside of groups.
 
     They are refused for one tensor, or for an index.
@@ -170,7 +170,7 @@ def demand_no_flat(axes: Iterable[nodes.Axis], span: nodes.Span) -> None:
             )
 
 
-def demand_indices(axes: Iterable[nodes.Axis], span: nodes.Span) -> None:
+def check_indices(axes: Iterable[nodes.Axis], span: nodes.Span) -> None:
     """Check that brackets have dims and parts of them, each dim once.
 
     The brackets are an entry's or a group's. Raises E138, E133.
@@ -195,7 +195,7 @@ def demand_indices(axes: Iterable[nodes.Axis], span: nodes.Span) -> None:
             seen.add(node.name)
 
 
-def demand_flat(axis: nodes.Axis, span: nodes.Span) -> None:
+def check_flat(axis: nodes.Axis, span: nodes.Span) -> None:
     """One axis of a state line, over the tensors of a group.
 
     `each` is in it, and nothing else.
@@ -276,8 +276,8 @@ def index_rules(items: Iterable[nodes.Record], scope: Scope) -> dict[str, ax.Axi
                 )
             rules[item.name] = item  # a layout's own rule wins over the model's
     for item in rules.values():
-        demand_no_flat([item.axis], item.span)
-        refuse_live([item.axis], item.span, "an index")
+        check_no_flat([item.axis], item.span)
+        reject_live([item.axis], item.span, "an index")
     for name, item in rules.items():
         digits = _digits(item.axis)
         if not digits:
@@ -286,17 +286,17 @@ def index_rules(items: Iterable[nodes.Record], scope: Scope) -> dict[str, ax.Axi
             _infer_digit(item, digits, scope)
     closed = {name: axis_closed(item.axis, scope, item.span) for name, item in rules.items()}
     for name, item in rules.items():
-        _refuse_circle(name, closed, item.span, (name,))
+        _reject_circle(name, closed, item.span, (name,))
     return closed
 
 
-def _refuse_circle(name: str, rules: dict[str, ax.Axis], span: nodes.Span, chain: tuple[str, ...]) -> None:
+def _reject_circle(name: str, rules: dict[str, ax.Axis], span: nodes.Span, chain: tuple[str, ...]) -> None:
     digits = ax.digits_of(rules[name]) if name in rules else ()
     for digit in digits if digits != (name,) else ():
         if digit in chain:
             shown = " -> ".join([*chain, digit])
             fail("E167", f"the digits of `{chain[0]}` lead back to `{digit}`: {shown}", at(span))
-        _refuse_circle(digit, rules, span, (*chain, digit))
+        _reject_circle(digit, rules, span, (*chain, digit))
 
 
 def _infer_digit(item: nodes.Index, digits: list[str], scope: Scope) -> None:

@@ -16,20 +16,20 @@ from ucpl.layout.axis_lines import UnknownAxis, with_lines
 from ucpl.layout.domains import domain_rules
 from ucpl.layout.entries import entries_of
 from ucpl.layout.fills import fillings_of
-from ucpl.layout.idle import demand_acting, demand_founded, demand_known, demand_places
+from ucpl.layout.idle import check_acting, check_founded, check_known, check_places
 from ucpl.layout.layout import GlobMatch, Layout
 from ucpl.layout.library import Library
-from ucpl.layout.models import UnknownTensor, aliases_of, demand_sizes, for_alias, groups_of, states_of, tensors_of
+from ucpl.layout.models import UnknownTensor, aliases_of, check_sizes, for_alias, groups_of, states_of, tensors_of
 from ucpl.layout.near import nearest
-from ucpl.layout.on_mesh import demand_meshes
+from ucpl.layout.on_mesh import check_meshes
 from ucpl.layout.patterns import index_rules, meshes_of
-from ucpl.layout.scales import demand_block_edges
+from ucpl.layout.scales import check_block_edges
 from ucpl.layout.scope import Config, Scope, Value, at
 from ucpl.layout.statements import CallInputs, Note, OpenedLayout, open_layout
 from ucpl.layout.storing import (
     blobs_of,
-    demand_carried,
-    demand_names,
+    check_carried,
+    check_names,
     derived_of,
     framework_of,
     ground_of,
@@ -80,18 +80,18 @@ def resolved(opened: OpenedLayout, sizes: Mapping[str, Value]) -> Layout:
     Afterwards the scope knows the sizes of digits, too.
     """
     items, model_items, scope = opened.items, opened.model_items, opened.scope
-    _refuse_unknown_sizes(sizes, opened)
+    _reject_unknown_sizes(sizes, opened)
     meshes = meshes_of(items, scope)
     scope.mesh_axes = tuple(dict.fromkeys(axis for mesh in meshes for axis in mesh.axes))
-    demand_sizes(model_items, [*model_items, *items], scope)
+    check_sizes(model_items, [*model_items, *items], scope)
     indices = index_rules([*model_items, *items], scope)
     tensors = tensors_of(model_items, scope)
     aliases = aliases_of(model_items, tensors, scope)
     _check_asserts(opened)
     model_groups = groups_of(model_items, tensors)
-    demand_acting(items)
+    check_acting(items)
     if opened.layout.of != "any":
-        demand_founded(opened.fresh, items, model_items)
+        check_founded(opened.fresh, items, model_items)
     ground = ground_of(items, scope, indices)
     try:
         entries, taken = entries_of(items, ground, tensors, aliases)
@@ -101,7 +101,7 @@ def resolved(opened: OpenedLayout, sizes: Mapping[str, Value]) -> Layout:
         if isinstance(found.about, UnknownTensor):
             say_why(found, found.about.name, opened, tensors, aliases)
         raise
-    demand_block_edges(entries, tensors, _sizes(scope), indices)
+    check_block_edges(entries, tensors, _sizes(scope), indices)
     framework, settings = framework_of(items, scope)
     state_lines = states_lines(items, ground, groups, model_groups)
     derived, states = derived_of(items, scope), states_of(model_items)
@@ -135,13 +135,13 @@ def resolved(opened: OpenedLayout, sizes: Mapping[str, Value]) -> Layout:
         domains=domain_rules(items, scope),
         extended=opened.extended,
     )
-    demand_carried(layout.blobs, framework, ground.files)
-    demand_known(opened.definitions, scope)
+    check_carried(layout.blobs, framework, ground.files)
+    check_known(opened.definitions, scope)
     unread = _unread(items, layout)
-    demand_known(unread, scope, with_dims=opened.layout.of != "any")
-    demand_places(unread, items, ground)
-    demand_names(items, ground, layout)
-    demand_meshes(layout)
+    check_known(unread, scope, with_dims=opened.layout.of != "any")
+    check_places(unread, items, ground)
+    check_names(items, ground, layout)
+    check_meshes(layout)
     return layout
 
 
@@ -176,7 +176,7 @@ def _sizes(scope: Scope) -> dict[str, int]:
     return {n: v for n in [*scope.bindings, *scope.given] if isinstance(v := scope.value(n), int)}
 
 
-def _refuse_unknown_sizes(sizes: Mapping[str, Value], opened: OpenedLayout) -> None:
+def _reject_unknown_sizes(sizes: Mapping[str, Value], opened: OpenedLayout) -> None:
     """Report dims of tensors without a size: it must be given."""
     scope = opened.scope
     open_dims = {d.name for i in opened.model_items if isinstance(i, nodes.Tensor) for d in i.dims if d.name}

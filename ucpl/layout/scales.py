@@ -19,7 +19,7 @@ from ucpl.layout import axes as ax
 from ucpl.layout.layout import Entry, LogicalTensor, Scaling, Storing
 from ucpl.layout.scope import Scope, at
 
-__all__ = ["demand_block_edges", "scaled", "scales_of", "with_scalings"]
+__all__ = ["check_block_edges", "scaled", "scales_of", "with_scalings"]
 
 BLOCK_MAX = 1 << 40
 
@@ -79,7 +79,7 @@ def _scaling(item: nodes.Tensor, scale: LogicalTensor, owner: LogicalTensor, sco
             if sizes and len(blocked) == len(own) != len(sizes)
             else _written(item, owner, sizes),
         )
-    _demand_order(item, own, [owner.dims[i] for i in blocked], scope)
+    _check_order(item, own, [owner.dims[i] for i in blocked], scope)
     blocks = dict(zip(own, zip(blocked, sizes, strict=True), strict=True))
     pairs = [blocks.get(d) or (owner.dims.index(d), 1) for d in scale.dims]
     for i, (dim, size) in enumerate(pairs):
@@ -112,7 +112,7 @@ def _written(item: nodes.Tensor, owner: LogicalTensor, sizes: list[int]) -> str:
     return f"write: {numbers}\n       {print_item(line)}"
 
 
-def _demand_order(item: nodes.Tensor, own: Sequence[str], blocked: Sequence[str], scope: Scope) -> None:
+def _check_order(item: nodes.Tensor, own: Sequence[str], blocked: Sequence[str], scope: Scope) -> None:
     """Check that dims made of others, `rb = ceil(r, 128)`, are in order.
 
     Raises E129.
@@ -172,7 +172,7 @@ Coordinates = tuple[tuple[str, int], ...]
 Windows = dict[Coordinates, tuple[int, int]]  # range of each coordinate of the cuts around a dim
 
 
-def demand_block_edges(
+def check_block_edges(
     entries: Sequence[Entry],
     tensors: Mapping[str, LogicalTensor],
     sizes: Mapping[str, int],
@@ -196,12 +196,12 @@ def demand_block_edges(
         for i, (dim, size) in enumerate(zip(scaling.along, scaling.sizes, strict=True)):
             theirs = [(e, windows_of(e, tensors[owner], dim, sizes, indices)) for e in of.get(owner, ())]
             for entry, found in theirs:
-                _demand_edges(entry, tensors[owner], dim, size, found)
+                _check_edges(entry, tensors[owner], dim, size, found)
             for entry in of.get(path, ()):
                 mine = windows_of(entry, tensors[path], i, sizes, indices)
                 blocks = [_in_blocks(found, size) for _, found in theirs if found]
                 if mine and len(mine) > 1 and blocks and mine not in blocks:
-                    _refuse_scale(entry, theirs[0][0], tensors[path], size)
+                    _reject_scale(entry, theirs[0][0], tensors[path], size)
 
 
 def windows_of(
@@ -272,7 +272,7 @@ def _in_blocks(found: Windows, size: int) -> Windows:
     return {c: (low // size, -(-high // size)) for c, (low, high) in found.items()}
 
 
-def _demand_edges(entry: Entry, tensor: LogicalTensor, dim: int, size: int, found: Windows | None) -> None:
+def _check_edges(entry: Entry, tensor: LogicalTensor, dim: int, size: int, found: Windows | None) -> None:
     name = _names(tensor, [dim])
     if found is None:
         if size > 1:
@@ -298,7 +298,7 @@ def _demand_edges(entry: Entry, tensor: LogicalTensor, dim: int, size: int, foun
             )
 
 
-def _refuse_scale(entry: Entry, owner: Entry, scale: LogicalTensor, size: int) -> NoReturn:
+def _reject_scale(entry: Entry, owner: Entry, scale: LogicalTensor, size: int) -> NoReturn:
     assert scale.scaling is not None
     fail(
         "E216",

@@ -120,7 +120,7 @@ class Scope:
             return cast(Value, evaluated(expr, self._look))
         except UcplError as error:
             if error.diagnostics[0].code == "E105":
-                self._refuse_absent(expr)
+                self._reject_absent(expr)
             raise self._where_said(expr, error) from None
 
     def integer(self, expr: nodes.Expr) -> int:
@@ -130,7 +130,7 @@ class Scope:
             return cast(int, integer(expr, self._look))
         except UcplError as error:
             if error.diagnostics[0].code == "E105":
-                self._refuse_absent(expr)
+                self._reject_absent(expr)
             raise self._where_said(expr, error) from None
 
     def said_at(self, name: str, here: Label) -> tuple[Label, ...]:
@@ -195,7 +195,7 @@ class Scope:
         if self.steps > STEPS_LIMIT:
             fail("E103", "expressions of this file take too many steps", at(span))
 
-    def _refuse_absent(self, expr: nodes.Expr) -> None:
+    def _reject_absent(self, expr: nodes.Expr) -> None:
         """Name the absent key of the config that a number needs.
 
         The key that may be meant is named, too.

@@ -23,8 +23,8 @@ from ucpl.layout.models import states_once
 from ucpl.layout.nesting import (
     axes_here,
     axes_in,
-    demand_axes,
-    demand_groups,
+    check_axes,
+    check_groups,
     given_within,
     numbers_within,
     on_these_ranks,
@@ -134,10 +134,10 @@ def open_layout(
     scope.bind(model_items)
     of_files = {s.span for file in library.files.values() for s in file.statements}
     own = [item for item in model_items if item.span not in of_files]
-    refuse_second_meanings(scope, own, [*(p for link in chain for p in link.node.parameters), *items], given.sizes)
+    reject_second_meanings(scope, own, [*(p for link in chain for p in link.node.parameters), *items], given.sizes)
     scope.bind(items)
     if model_file is not None:
-        _demand_one_value(
+        _check_one_value(
             [*model_file.statements, *model_items], [link for link in chain if link.file is not model_file], scope
         )
     if outermost.of == "any":
@@ -151,7 +151,7 @@ def open_layout(
     )
 
 
-def _demand_one_value(of_model: Iterable[nodes.Record], links: Sequence[Link[nodes.Layout]], scope: Scope) -> None:
+def _check_one_value(of_model: Iterable[nodes.Record], links: Sequence[Link[nodes.Layout]], scope: Scope) -> None:
     """Check that layout and model agree on numbers of files.
 
     A number of a layout's file that differs from the model's would be taken by the model, and by the layout with it. A
@@ -278,7 +278,7 @@ class _Reader:
             self.scope.bind(link.node.items)
         own: set[str] = set()
         for depth, link in enumerate(chain):
-            _refuse_globs(link.node)
+            _reject_globs(link.node)
             for parameter in link.node.parameters:
                 self.parameter(link.node, parameter, arguments, outermost=depth == 0)
             bodies.append(self.uses(link.node.items, used))
@@ -350,7 +350,7 @@ class _Reader:
 
     def used(self, item: nodes.Use, chain: tuple[str, ...], word: str) -> list[nodes.Record]:
         known = self.library.find(item.call.name, (nodes.Model, nodes.Layout), word, item.span)
-        _demand_alike(known.node, item, word)
+        _check_alike(known.node, item, word)
         if item.call.name in chain:
             fail("E165", f"`{item.call.name}` uses itself: {' -> '.join([*chain, item.call.name])}", at(item.span))
         chain = (*chain, item.call.name)
@@ -414,12 +414,12 @@ class _Reader:
         items = reader.statements(links, arguments, used)
         unfounded = {item.span for item in reader.fresh}
         self.founded |= reader.founded | {i.span for i in items if i.span.line and i.span not in unfounded}
-        demand_axes(links, call, reader.scope, self.scope)
-        demand_groups(items)
+        check_axes(links, call, reader.scope, self.scope)
+        check_groups(items)
         return numbers_within(links, reader.scope, self.scope) + on_these_ranks(links, items, self.scope)
 
 
-def _demand_alike(used: nodes.Record, item: nodes.Use, word: str) -> None:
+def _check_alike(used: nodes.Record, item: nodes.Use, word: str) -> None:
     """A model uses models, and a layout layouts. Raises E110."""
     other = "layout" if word == "model" else "model"
     if isinstance(used, nodes.Layout if word == "model" else nodes.Model):
@@ -434,7 +434,7 @@ def _arguments(parameters: tuple[nodes.Parameter, ...], call: nodes.Call, scope:
     return {name: (scope.evaluate(argument.value), "given") for name, argument in given.items()}
 
 
-def _refuse_globs(layout: nodes.Layout) -> None:
+def _reject_globs(layout: nodes.Layout) -> None:
     """Refuse globs in a layout of a named model.
 
     They are for names that the text does not know.
@@ -466,7 +466,7 @@ def _without(items: Iterable[nodes.Record], names: set[str]) -> list[nodes.Let]:
 # ---- one name has one value ------------------------------------------------------------------------------------------
 
 
-def refuse_second_meanings(
+def reject_second_meanings(
     scope: Scope, model: Sequence[nodes.Record], layout: Sequence[nodes.Record], said: Collection[str]
 ) -> None:
     """Refuse two meanings of one name.

@@ -14,11 +14,11 @@ from ucpl.language.walk import walk
 from ucpl.layout import axes as ax
 from ucpl.layout.axis_lines import UnknownAxis
 from ucpl.layout.layout import BlobRule, Derivation, FileRule, Group, Layout, LogicalTensor, Policy, States, Storing
-from ucpl.layout.live import refuse_live
+from ucpl.layout.live import reject_live
 from ucpl.layout.models import ModelGroups, trained_groups, unknown_tensor
 from ucpl.layout.naming import Naming, naming_of
 from ucpl.layout.near import for_axis, for_place, nearest
-from ucpl.layout.patterns import axes_closed, demand_flat, demand_indices, demand_no_flat, dims_in
+from ucpl.layout.patterns import axes_closed, check_flat, check_indices, check_no_flat, dims_in
 from ucpl.layout.remedies import for_rest
 from ucpl.layout.scope import Scope, Value, at
 from ucpl.layout.templates import PLACE_WORDS, Template, closed
@@ -28,8 +28,8 @@ from ucpl.registry import Format, format_named, formats
 __all__ = [
     "Ground",
     "blobs_of",
-    "demand_carried",
-    "demand_names",
+    "check_carried",
+    "check_names",
     "derived_of",
     "framework_of",
     "ground_of",
@@ -57,7 +57,7 @@ def copies_of(clauses: Iterable[nodes.Clause], mesh_axes: Set[str]) -> Copies:
     said: dict[str, nodes.Clause] = {}
     for clause in (c for c in clauses if c.word == "copies"):
         for axis in clause.args[1]:
-            _demand_axis(axis, clause, mesh_axes)
+            _check_axis(axis, clause, mesh_axes)
             if axis in said:
                 _two(f"the copies along `{axis}`", said[axis], clause)
             said[axis] = clause
@@ -72,7 +72,7 @@ def copies_of(clauses: Iterable[nodes.Clause], mesh_axes: Set[str]) -> Copies:
     )
 
 
-def _demand_axis(axis: str, clause: nodes.Clause, mesh_axes: Set[str]) -> None:
+def _check_axis(axis: str, clause: nodes.Clause, mesh_axes: Set[str]) -> None:
     if axis in mesh_axes:
         return
     word = clause.args[0]
@@ -103,7 +103,7 @@ _DEGREES = ("dp", "tp", "pp", "ep", "edp", "fsdp")
 _STAGES = {0: "none", 1: "optimizer states are cut", 2: "gradients, too", 3: "parameters, too"}
 
 
-def demand_settings(item: nodes.Framework) -> None:
+def check_settings(item: nodes.Framework) -> None:
     """Check framework and settings.
 
     Raises: UcplError E436 for an unknown framework, E159 for a setting without a name, E192 for an unknown one.
@@ -126,7 +126,7 @@ def demand_settings(item: nodes.Framework) -> None:
             _refuse(format_named(name), argument)
 
 
-def demand_setting_values(item: nodes.Framework, settings: Mapping[str, Value]) -> None:
+def check_setting_values(item: nodes.Framework, settings: Mapping[str, Value]) -> None:
     """Check values of settings.
 
     Raises: UcplError E192 for an unknown stage of ZeRO, and for a degree below 1.
@@ -283,7 +283,7 @@ class Ground:
         The result is the stored number; x occurs once.
         """
         expr = clause.args[0]
-        _demand_x(expr, self.scope)
+        _check_x(expr, self.scope)
         values = []
         for x in (0, 1, 2):
             inner = Scope(given={**self.scope.given, "x": x}, bindings=self.scope.bindings, config=self.scope.config)
@@ -311,7 +311,7 @@ def _of_no_file(name: str, files: Iterable[str]) -> str:
     return f'write file {name} = torch "..." in the layout'
 
 
-def _demand_x(expr: nodes.Expr, scope: Scope) -> None:
+def _check_x(expr: nodes.Expr, scope: Scope) -> None:
     """Check that `value` has a sum of numbers and x.
 
     Raises: UcplError E101 of another name, E153 of a quotient.
@@ -393,9 +393,9 @@ def groups_of_layout(
                     at(item.span),
                     remedy=for_rest(item.name, w, {*stored, *tensors}),
                 )
-        demand_no_flat(item.indices, item.span)
-        refuse_live(item.indices, item.span, "an index")
-        demand_indices(item.indices, item.span)
+        check_no_flat(item.indices, item.span)
+        reject_live(item.indices, item.span, "an index")
+        check_indices(item.indices, item.span)
         indices = axes_closed(item.indices, ground.scope, item.span)
         found[item.name] = Group(
             item.name, indices, item.members, item.without, item.stated, is_reversed, dealt, False, item.span
@@ -423,8 +423,8 @@ def states_lines(
         if item.shape != "like" and len(item.shape) != 1:
             fail("E158", "a state line stores one axis, as in pad(flat(each), 2 * dp)@dp", at(item.span))
         if item.shape != "like":
-            demand_flat(item.shape[0], item.span)
-            refuse_live(item.shape, item.span, "a flat buffer")
+            check_flat(item.shape[0], item.span)
+            reject_live(item.shape, item.span, "a flat buffer")
         buckets = next((ground.scope.integer(c.args[0]) for c in item.clauses if c.word == "buckets"), None)
         clauses = tuple(c for c in said_clauses(item) if c.word != "buckets")
         default = "optim" if "optim" in ground.files else "weights"
@@ -442,14 +442,14 @@ def states_lines(
     return tuple(out)
 
 
-def demand_names(items: Iterable[nodes.LayoutItem], ground: Ground, layout: Layout) -> None:
+def check_names(items: Iterable[nodes.LayoutItem], ground: Ground, layout: Layout) -> None:
     """Check names of a state line: a dim must be an index.
 
     Raises E122.
     """
     said = [i for i in items if isinstance(i, nodes.States) and i.shape is not None and is_there(i, ground.scope)]
     for item, line in zip(said, layout.state_lines, strict=True):
-        ground.naming.demand_line(item, line, layout.entries, (layout.tensors, layout.groups))
+        ground.naming.check_line(item, line, layout.entries, (layout.tensors, layout.groups))
 
 
 def _named_groups(
@@ -492,9 +492,9 @@ def framework_of(items: Iterable[nodes.LayoutItem], scope: Scope) -> tuple[str, 
     said = [i for i in items if isinstance(i, nodes.Framework)]
     if not said:
         return "", {}
-    demand_settings(said[-1])
+    check_settings(said[-1])
     settings = {a.name: scope.evaluate(a.value) for a in said[-1].call.arguments if a.name is not None}
-    demand_setting_values(said[-1], settings)
+    check_setting_values(said[-1], settings)
     return said[-1].call.name, settings
 
 
@@ -560,7 +560,7 @@ def blobs_of(items: Iterable[nodes.LayoutItem], ground: Ground) -> tuple[BlobRul
     return tuple(out)
 
 
-def demand_carried(blobs: Iterable[BlobRule], framework: str, files: Mapping[str, FileRule]) -> None:
+def check_carried(blobs: Iterable[BlobRule], framework: str, files: Mapping[str, FileRule]) -> None:
     """Check that each blob is carried.
 
     Raises UcplError E237 if a framework's store does so without help, or if a file cannot.

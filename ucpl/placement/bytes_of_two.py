@@ -15,7 +15,7 @@ from ucpl.layout.scope import at
 from ucpl.placement.placement import Part, Pieces, Placement
 from ucpl.tables import I64, Bools, pairs, whole_pairs
 
-__all__ = ["demand_whole_bytes", "dim_of_pairs", "is_paired"]
+__all__ = ["check_whole_bytes", "dim_of_pairs", "is_paired"]
 
 
 def is_paired(placement: Placement, part: Part) -> bool:
@@ -25,7 +25,7 @@ def is_paired(placement: Placement, part: Part) -> bool:
     return any(placement.layout.dtype_of(placement.tensors[t], part.state) in PAIRED for t in part.tensors)
 
 
-def demand_whole_bytes(placement: Placement) -> None:
+def check_whole_bytes(placement: Placement) -> None:
     """Check that no stored tensor begins or ends inside a byte.
 
     Boxes of a dim are end to end: it is enough that all are of even sizes. Raises E231.

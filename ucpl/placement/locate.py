@@ -11,7 +11,7 @@ from ucpl.extents import Key
 from ucpl.layout import BlobRule, Layout
 from ucpl.layout.scope import at
 from ucpl.placement import flats as fl
-from ucpl.placement.bytes_of_two import demand_whole_bytes
+from ucpl.placement.bytes_of_two import check_whole_bytes
 from ucpl.placement.entry_parts import EntryParts
 from ucpl.placement.flat_parts import FlatParts
 from ucpl.placement.meeting import Wanted
@@ -54,7 +54,7 @@ def locate(
         parts += singles.like(line, rule) if line.shape == "like" else flats.parts(line, rule)
     blobs = _blobs_of(site) if wanted is None else ()
     placement = Placement(layout, tuple(layout.tensors), tuple(parts), tuple(flats.records.values()), blobs)
-    demand_whole_bytes(placement)
+    check_whole_bytes(placement)
     return placement
 
 

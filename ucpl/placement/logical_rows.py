@@ -48,7 +48,7 @@ class LogicalRows:
             )
         tensor = self.layout.tensors[path]
         bracket = {d for axis in self.entry.indices for d in self._bracket_digits(axis)}
-        self._demand_dims(path, tensor, bracket, [d for d, *_ in piece.digits])
+        self._check_dims(path, tensor, bracket, [d for d, *_ in piece.digits])
         if piece.live is not None:  # rows behind the dim's own
             piece = behind(piece, tensor.counts[tensor.dims.index(piece.live)])
         by_name = {d: (low, high, stride) for d, low, high, stride in piece.digits}
@@ -61,7 +61,7 @@ class LogicalRows:
             out.append((piece.label, low + [0] * more, high + [1] * more, stride + [0] * more, piece.offset + shift))
         return out
 
-    def _demand_dims(self, path: str, tensor: LogicalTensor, bracket: set[str], names: list[str]) -> None:
+    def _check_dims(self, path: str, tensor: LogicalTensor, bracket: set[str], names: list[str]) -> None:
         """Check that brackets and pattern name each dim of the tensor once.
 
         Raises: UcplError E205.
@@ -112,10 +112,10 @@ class LogicalRows:
                 at(tensor.span, f"{tensor.counts[i]} of {self.layout.sizes[dim]}"),
             )
         if split := [d for d in ax.leaves_of(dim, self.layout.indices) if d in bracket]:
-            self._refuse_split(path, tensor, dim, split)
+            self._reject_split(path, tensor, dim, split)
         return self._digit_runs(dim, by_name)
 
-    def _refuse_split(self, path: str, tensor: LogicalTensor, dim: str, split: list[str]) -> NoReturn:
+    def _reject_split(self, path: str, tensor: LogicalTensor, dim: str, split: list[str]) -> NoReturn:
         """Refuse an index that is split between brackets and pattern.
 
         Raises: UcplError E205.

@@ -16,7 +16,7 @@ from ucpl.errors import Diagnostic, Label, UcplError
 from ucpl.errors import catalogue as codes
 from ucpl.extents import Extent, Key, StoredTensor, key_text
 
-__all__ = ["Unread", "demand_known", "demand_known_files", "unread_of"]
+__all__ = ["Unread", "check_known", "check_known_files", "unread_of"]
 
 Unread = dict[str, tuple[int, ...]]  # file -> a CRC-32 of key, dtype and shape of each stored tensor, ascending
 Extents = Mapping[tuple[str, Key], Extent]
@@ -35,7 +35,7 @@ def unread_of(extents: Extents, sources: Iterable[StoredTensor]) -> Unread:
     return {file: tuple(sorted(marks)) for file, marks in sorted(found.items())}
 
 
-def demand_known(extents: Extents, sources: Iterable[StoredTensor], unread: Unread) -> None:
+def check_known(extents: Extents, sources: Iterable[StoredTensor], unread: Unread) -> None:
     """Raises: UcplError E606 for stored tensors that the plan was made without."""
     read = {(t.file, t.key) for t in sources}
     known = {file: frozenset(marks) for file, marks in unread.items()}
@@ -58,7 +58,7 @@ def demand_known(extents: Extents, sources: Iterable[StoredTensor], unread: Unre
         raise UcplError(*found)
 
 
-def demand_known_files(root: Path, sources: Iterable[StoredTensor], unread: Unread) -> None:
+def check_known_files(root: Path, sources: Iterable[StoredTensor], unread: Unread) -> None:
     """Check that no file has the name of another rank's file.
 
     For files that only a spec describes. Raises: UcplError E606.

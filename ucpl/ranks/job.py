@@ -20,7 +20,7 @@ from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.errors import catalogue as codes
 from ucpl.records import frozen
 from ucpl.runtime.failpoints import failpoint
-from ucpl.runtime.process_group import ALONE, Team
+from ucpl.runtime.process_group import ALONE, ProcessGroup
 
 __all__ = ["WAIT", "Job", "Patience", "is_asked", "member"]
 
@@ -61,7 +61,7 @@ class Patience:
 
 
 @contextmanager
-def member(patience: Patience | None = None) -> Iterator[Team]:
+def member(patience: Patience | None = None) -> Iterator[ProcessGroup]:
     """This process's place in its job; alone without a job.
 
     A failure within is sent to all ranks.
@@ -184,7 +184,7 @@ class _Line:
 
 
 class Job:
-    """A `Team` over a store."""
+    """A `ProcessGroup` over a store."""
 
     def __init__(self, store: Store, rank: int, size: int, patience: Patience | None = None) -> None:
         """Wait until all ranks have started. Raises: UcplError E621, E626, E627."""

@@ -21,7 +21,7 @@ from attrs import field
 from ucpl.errors import Label, UcplError, calling, fail
 from ucpl.ranks.file_server import Peer, Server, Stamp, host_mark, own_host, stamp_of
 from ucpl.records import define, frozen
-from ucpl.runtime.process_group import Team
+from ucpl.runtime.process_group import ProcessGroup
 from ucpl.storage import cache_dirs
 from ucpl.storage.authentication import Connector, Listener, TlsConnector, TlsListener, UnixConnector, UnixListener
 from ucpl.storage.keys import Keys
@@ -78,7 +78,7 @@ def list_files(source: Path) -> Listing:
 
 
 @contextmanager
-def one_folder(team: Team, place: LocalFiles, source: Path, keys: Path | None = None) -> Iterator[Path]:
+def one_folder(team: ProcessGroup, place: LocalFiles, source: Path, keys: Path | None = None) -> Iterator[Path]:
     """The source as every rank can read it.
 
     The source itself, if all have it, else a folder that represents it. Every rank reads files of a store from there.
@@ -135,7 +135,7 @@ class _Meeting:
     keys: Keys | None  # None: all are processes of one user on one host
 
     @classmethod
-    def of(cls, team: Team, folder: Path | None) -> _Meeting:
+    def of(cls, team: ProcessGroup, folder: Path | None) -> _Meeting:
         """All ranks call it. Raises: UcplError E621, E628, E687."""
         marks = team.all([host_mark(), folder is not None])
         if len({mark for mark, _ in map(_pair, marks)}) == 1:
@@ -150,7 +150,7 @@ class _Meeting:
         host = own_host(os.environ.get("MASTER_ADDR", "127.0.0.1"))
         return cls(TlsListener((host, 0), keys, None), keys)
 
-    def ways(self, team: Team, server: Server) -> list[Connector]:
+    def ways(self, team: ProcessGroup, server: Server) -> list[Connector]:
         """To the server of each rank, by rank. Raises: UcplError E621."""
         if self.keys is None:
             assert isinstance(self.door, UnixListener)

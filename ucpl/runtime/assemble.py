@@ -202,7 +202,7 @@ class Assembler:
                 made = conversion.convert(raw)
                 if conversion.check_exact and (at := conversion.inexact_at(raw, made)) is not None:
                     self._not_exact(tile, row, part, at, raw)
-                self._demand_finite(tile, row, part, made, partial(conversion.read, raw))
+                self._check_finite(tile, row, part, made, partial(conversion.read, raw))
                 there = strided(work.tile, tile.at(part), part.shape, tile.steps(part), tile.itemsize)
                 there[...] = _as_packed(made, part, tile.itemsize)
 
@@ -287,9 +287,9 @@ class Assembler:
             whole = mean(sums.total, count) if node.how == "mean" else sums.total
             made = conversions[among[0]].stored(whole)
             if node.exact and (at := conversions[among[0]].rounded_at(whole, made, count)) is not None:
-                _refuse_rounded(self.name(among[0]), node, self.targets[tile.target], begin + at, whole[at].item())
+                _reject_rounded(self.name(among[0]), node, self.targets[tile.target], begin + at, whole[at].item())
             every = Box((end - begin,), 0, (0,), begin, (1,))
-            self._demand_finite(tile, among[0], every, made, partial(np.asarray, whole))
+            self._check_finite(tile, among[0], every, made, partial(np.asarray, whole))
             goal = strided(tile.work.tile, (begin - tile.low) * itemsize, (end - begin,), (itemsize,), itemsize)
             values = strided(made, 0, (end - begin,), (itemsize,), itemsize)
             if count.all():
@@ -342,7 +342,7 @@ class Assembler:
                     values = decode(np.ascontiguousarray(there).reshape(-1).view(np.uint8), dtype).reshape(part.shape)
                     with np.errstate(all="ignore"):
                         made = encode((values.astype(np.float32) * factors).reshape(-1), dtype)
-                    self._demand_finite(tile, row, part, made, partial(_products, values, factors))
+                    self._check_finite(tile, row, part, made, partial(_products, values, factors))
                     there[...] = _as_packed(made, part, tile.itemsize)
 
     def _conversion(self, row: int, target: int) -> Conversion:
@@ -444,7 +444,7 @@ class Assembler:
             remedy=f"name the axis along which they differ, too, as in `{node.how} @tp @dp`; or trust one: `any @dp`",
         )
 
-    def _demand_finite(self, tile: Assembly, row: int, box: Box, made: U8, before: Callable[[], Array]) -> None:
+    def _check_finite(self, tile: Assembly, row: int, box: Box, made: U8, before: Callable[[], Array]) -> None:
         """Check that no cast makes a number infinite.
 
         Elements that are already in place are compared as they are.
@@ -454,7 +454,7 @@ class Assembler:
             return
         if (at := infinite_at(made, there.dtype, before)) is not None:
             goal = _element(at, box.shape, box.target, box.target_step)
-            _refuse_infinite(self.name(row), before()[at].item(), self._origin(row, goal), there, goal)
+            _reject_infinite(self.name(row), before()[at].item(), self._origin(row, goal), there, goal)
 
     def _not_exact(self, tile: Assembly, row: int, box: Box, at: int, raw: U8) -> None:
         source, there = self.sources[int(self.rows.source[row])], self.targets[tile.target]
@@ -577,7 +577,7 @@ def _members_of(among: Iterable[tuple[int, Node, int]]) -> list[list[int]]:
     return list(found.values())
 
 
-def _refuse_rounded(name: str, node: Reduce, there: Place, goal: int, value: float | int) -> NoReturn:
+def _reject_rounded(name: str, node: Reduce, there: Place, goal: int, value: float | int) -> NoReturn:
     """Raise E605: the target's type rounds an exact mean or sum."""
     fail(
         "E605",
@@ -586,7 +586,7 @@ def _refuse_rounded(name: str, node: Reduce, there: Place, goal: int, value: flo
     )
 
 
-def _refuse_infinite(name: str, value: float, source: Label, there: Place, goal: int) -> NoReturn:
+def _reject_infinite(name: str, value: float, source: Label, there: Place, goal: int) -> NoReturn:
     """A number that is beyond the greatest of the target's type. E607."""
     where = f"{key_text(there.key)}{there.index_text(goal)}"
     fail(

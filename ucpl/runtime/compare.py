@@ -23,13 +23,13 @@ from ucpl.runtime.assemble import Assembler, Assembly, CopyDifference, blocks
 from ucpl.runtime.boxes import clip
 from ucpl.runtime.buffers import Budget, Workspace, share_of
 from ucpl.runtime.counters import Counters, Report
-from ucpl.runtime.worker_pool import Queue, run_through
 from ucpl.runtime.fills import Fills, bind_fills
 from ucpl.runtime.reading import Reader, strided
 from ucpl.runtime.rows import Place, Rows, bind_rows, fit, wanted
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.tiles import Unit, cut_tiles
 from ucpl.runtime.values import decode, first_half, value_text
+from ucpl.runtime.worker_pool import Queue, run_through
 from ucpl.tables import Side
 from ucpl.tables.operations import Check
 

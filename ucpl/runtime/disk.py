@@ -24,7 +24,7 @@ from ucpl.storage.reading import preadv
 __all__ = [
     "LACKING",
     "Disk",
-    "demand_own",
+    "check_own",
     "disk",
     "forget",
     "make_file",
@@ -207,7 +207,7 @@ def make_folders(top: Path, below: Path) -> None:
             raise OSError(errno.ENOTDIR, "it is a link, or no folder", str(folder))
 
 
-def demand_own(folder: Path) -> None:
+def check_own(folder: Path) -> None:
     """Close a folder of ours to other users.
 
     They could read it or put a link where we write. Raises: OSError.

@@ -35,10 +35,9 @@ from ucpl.runtime.batches import bands_of
 from ucpl.runtime.buffers import Budget, Workspace, share_of
 from ucpl.runtime.clones import Clones
 from ucpl.runtime.counters import Counters, Report, Unverified
-from ucpl.runtime.disk import demand_own, disk, make_file, make_folders, sync_folder, sync_folders
-from ucpl.runtime.source_checks import Inspection, allowance, check_blanks, check_members, members_of
+from ucpl.runtime.disk import check_own, disk, make_file, make_folders, sync_folder, sync_folders
 from ucpl.runtime.failpoints import failpoint
-from ucpl.runtime.fills import Fills, bind_fills, demand_whole
+from ucpl.runtime.fills import Fills, bind_fills, check_covered
 from ucpl.runtime.identity import IDENTITY, digest_of_files, digest_of_plan, digest_of_sources
 from ucpl.runtime.journal import Journal, Past
 from ucpl.runtime.linux import network_remark
@@ -46,15 +45,16 @@ from ucpl.runtime.manifest import FOLDER, LAYOUT, MANIFEST, ManifestContents, ma
 from ucpl.runtime.moving import Mover
 from ucpl.runtime.options import DataPlane, RunOptions
 from ucpl.runtime.padding import blanks_of
+from ucpl.runtime.process_group import ALONE, ProcessGroup
 from ucpl.runtime.publish import Lock, Workplace, limit_modes
 from ucpl.runtime.read_back import Parts, ReadBack
 from ucpl.runtime.reading import Fragments
 from ucpl.runtime.rows import Place, Rows, bind_rows, fit, views_of
-from ucpl.runtime.up_to_date import Made, is_same, patches_of
+from ucpl.runtime.source_checks import Inspection, allowance, check_blanks, check_members, members_of
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.targets import TargetFiles, TargetPlan, cannot_write, lay_out
-from ucpl.runtime.process_group import ALONE, Team
 from ucpl.runtime.tiles import DoneTiles, Tiles, cut_tiles
+from ucpl.runtime.up_to_date import Made, is_same, patches_of
 from ucpl.storage.resolve_url import get_upload_target
 from ucpl.tables import each
 
@@ -77,7 +77,7 @@ def execute(
     framework: Framework,
     target: Path,
     options: RunOptions | None = None,
-    team: Team = ALONE,
+    team: ProcessGroup = ALONE,
 ) -> Report:
     """Write `target` from `source`, exactly as the plan says.
 
@@ -144,7 +144,7 @@ def rehearse(
         is_read_only = os.statvfs(there.parent).f_flag & os.ST_RDONLY
         why = errno.EROFS if is_read_only else errno.EACCES
         cannot_write(there.parent, OSError(why, os.strerror(why)), resumable=False)
-    return TargetSizes(size, files, _demand_room(bounded.layout, there))
+    return TargetSizes(size, files, _check_room(bounded.layout, there))
 
 
 def _bind(plan: Plan, source: Checkpoint, framework: Framework, options: RunOptions) -> tuple[_Bound, dict[str, str]]:
@@ -152,12 +152,12 @@ def _bind(plan: Plan, source: Checkpoint, framework: Framework, options: RunOpti
     sources = fit(plan.sources, source.extents)
     skeleton = framework.skeleton(plan.target, as_filed(plan.targets), source, options.tag)
     skeleton = with_beside(skeleton, source, plan.target)
-    _refuse_globals(skeleton, options)
+    _reject_globals(skeleton, options)
     layout = lay_out(skeleton, plan.targets)
     sources += tuple(where for where, _ in layout.carried)
     found = bound(plan, _files(sources, layout, len(plan.sources)))
     rows, fills = bind_rows(found, sources, layout.places), bind_fills(found, layout.places)
-    demand_whole(rows, fills, layout.owners, layout.places)
+    check_covered(rows, fills, layout.owners, layout.places)
     made = frozenset(c.extent.file for file in skeleton.files for c in file.carried if c.is_made)
     return _Bound(plan, source, layout, sources, rows, fills, made), skeleton.texts
 
@@ -201,7 +201,7 @@ def _place(target: Path, source: Checkpoint, parent: Path | None = None) -> Path
     return within
 
 
-def _refuse_globals(skeleton: Skeleton, options: RunOptions) -> None:
+def _reject_globals(skeleton: Skeleton, options: RunOptions) -> None:
     unknown = [name for name in skeleton.unsafe_globals if name not in options.allow_globals]
     if unknown:
         raise UcplError(
@@ -213,7 +213,7 @@ def _refuse_globals(skeleton: Skeleton, options: RunOptions) -> None:
         )  # fmt: skip
 
 
-def _demand_room(layout: TargetPlan, target: Path) -> int:
+def _check_room(layout: TargetPlan, target: Path) -> int:
     """The free bytes of the target's disk. Raises: UcplError E501, E503."""
     try:
         room = os.statvfs(target.parent)
@@ -259,7 +259,7 @@ class _Run:
     """One run of `execute` from the lock to the rename."""
 
     def __init__(
-        self, bound: _Bound, texts: dict[str, str], how: tuple[RunOptions, Team], plane: DataPlane, target: Path
+        self, bound: _Bound, texts: dict[str, str], how: tuple[RunOptions, ProcessGroup], plane: DataPlane, target: Path
     ) -> None:
         self.plan, self.layout, self.rows, self.places = bound.plan, bound.layout, bound.rows, bound.places
         self.fills = bound.fills
@@ -362,7 +362,7 @@ class _Run:
             assert isinstance(tile, int) and isinstance(band, int)
             self._fill(DoneTiles.of(self._tiles((tile, band)), None))
             return _report_of(self)
-        past = rank_protocol.demand_same(resume.journal_of(self.work), header, self.team, self.work)
+        past = rank_protocol.check_same_run(resume.journal_of(self.work), header, self.team, self.work)
         self.keep = True
         self.journal = rank_protocol.journal_at(self.work.journal_of(self.team.rank), header)
         self._fill(DoneTiles.of(self._tiles(resume.cut_of(past, self.plane.share, self.work)), past))
@@ -452,11 +452,11 @@ class _Run:
         if past is None:
             self.work.clear()
             if self.shipping is None:  # else it grows here a few files at a time
-                _demand_room(self.layout, self.target)
+                _check_room(self.layout, self.target)
         try:
             if past is None:
                 disk().make_folder(self.work.folder, fresh=True)
-            demand_own(self.work.folder)
+            check_own(self.work.folder)
             make_folders(self.target.parent, self.work.tree)
             if self.shipping is None:
                 self.counters.add(written=self.files.create())

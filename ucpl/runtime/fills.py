@@ -16,11 +16,11 @@ from ucpl.extents import key_text
 from ucpl.planning import Bound
 from ucpl.records import frozen
 from ucpl.runtime.boxes import Box
-from ucpl.runtime.rows import Place, Rows, demand_within
+from ucpl.runtime.rows import Place, Rows, check_within
 from ucpl.tables import Moves, Side, expanded
 from ucpl.tables.operations import Check, Fill, Node, Reduce, Scale
 
-__all__ = ["Fills", "bind_fills", "demand_whole"]
+__all__ = ["Fills", "bind_fills", "check_covered"]
 
 I64 = NDArray[np.int64]
 
@@ -73,7 +73,7 @@ def bind_fills(bound: Bound, targets: Sequence[Place]) -> Fills:
     boxes, number = boxes.take(order), number[order]
     target = space.home(boxes.offset)
     step = np.where(boxes.shape == 1, 0, boxes.stride)  # where there is one, its step is nobody's
-    demand_within("a Fill fills in", target, (boxes.shape, space.position(boxes.offset), step), targets)
+    check_within("a Fill fills in", target, (boxes.shape, space.position(boxes.offset), step), targets)
     starts = np.searchsorted(target, np.arange(len(targets) + 1))
     end = boxes.offset + ((boxes.shape - 1) * step).sum(axis=1) + 1
     # Addresses of a later target are greater: the maximum so far is one of the same target.
@@ -82,7 +82,7 @@ def bind_fills(bound: Bound, targets: Sequence[Place]) -> Fills:
     return Fills(number, target, space.position(boxes.offset), boxes.shape, step, reach, nodes, places, starts)
 
 
-def demand_whole(rows: Rows, fills: Fills, owners: Sequence[int], targets: Sequence[Place]) -> None:
+def check_covered(rows: Rows, fills: Fills, owners: Sequence[int], targets: Sequence[Place]) -> None:
     """Check that every written element is copied, reduced or filled.
 
     Elements are only counted: the plan guarantees that no two boxes meet. The sources of a mean meet; for them the

@@ -22,8 +22,8 @@ from ucpl.errors import Diagnostic, Label, UcplError
 from ucpl.errors import catalogue as codes
 from ucpl.records import define
 from ucpl.runtime.buffers import Workspace
-from ucpl.runtime.worker_pool import Queue, run_through
 from ucpl.runtime.disk import disk
+from ucpl.runtime.worker_pool import Queue, run_through
 from ucpl.texts import json_object, read_text
 
 __all__ = ["INTEGRITY", "Sums"]

@@ -24,19 +24,19 @@ from ucpl.runtime.assemble import Assembler
 from ucpl.runtime.batches import Batch, cut_bands, group_bands
 from ucpl.runtime.buffers import Workspace
 from ucpl.runtime.clones import Clones
-from ucpl.runtime.worker_pool import Queue, run_crew
-from ucpl.runtime.source_checks import Inspection, damage_of, members_of
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.journal import DoneTile, Journal
 from ucpl.runtime.options import DataPlane, Progress
+from ucpl.runtime.process_group import ProcessGroup
+from ucpl.runtime.rank_protocol import share_of_done, share_of_groups
 from ucpl.runtime.read_back import ReadBack
 from ucpl.runtime.reading import Fragments, Reader
 from ucpl.runtime.rows import rows_of, wanted
+from ucpl.runtime.source_checks import Inspection, damage_of, members_of
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.targets import TargetFiles, TargetPlan, cannot_write
-from ucpl.runtime.process_group import Team
 from ucpl.runtime.tiles import DoneTiles, Tiles
-from ucpl.runtime.rank_protocol import share_of_done, share_of_groups
+from ucpl.runtime.worker_pool import Queue, run_workers
 from ucpl.tables import each
 
 __all__ = ["Mover", "TileRange", "tile_of"]
@@ -88,7 +88,7 @@ class Mover:
     progress: Progress | None
     read_back: ReadBack | None
     clones: Clones | None
-    team: Team
+    team: ProcessGroup
     _lock: threading.Lock = field(factory=threading.Lock)
     _finished: list[DoneTile] = field(factory=list)  # not journalled yet
     _fresh: Fragments = field(factory=Fragments)
@@ -146,7 +146,7 @@ class Mover:
         with self._phase:
             self._phase.enter_context(self.plane.counters.phase("move"))
             try:
-                run_crew(works, self._meanwhile, self._look)
+                run_workers(works, self._meanwhile, self._look)
             finally:
                 self._flush()
         self._say()

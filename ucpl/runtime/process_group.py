@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from ucpl.records import frozen
 
-__all__ = ["ALONE", "Alone", "Team", "Within", "beside", "shares"]
+__all__ = ["ALONE", "Alone", "ProcessGroup", "Within", "beside", "shares"]
 
 SLACK = 1.25  # factor of an even share that a rank may have, to read from its own disk
 
 I64 = NDArray[np.int64]
 
 
-class Team(Protocol):
+class ProcessGroup(Protocol):
     """Processes of one run.
 
     Its methods raise UcplError E621 if another one failed or is gone.
@@ -84,7 +84,7 @@ class Within:
     It distributes nothing, and checks that the others are alive.
     """
 
-    team: Team
+    team: ProcessGroup
     rank: int = 0
     size: int = 1
     near: Mapping[str, Sequence[int]] = field(factory=dict)

@@ -17,7 +17,7 @@ from types import TracebackType
 from ucpl.errors import Label, fail
 from ucpl.owned import is_strangers
 from ucpl.records import frozen
-from ucpl.runtime.disk import LACKING, demand_own, disk, sync_folder
+from ucpl.runtime.disk import LACKING, check_own, disk, sync_folder
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.journal import Journal
 from ucpl.runtime.targets import cannot_write
@@ -89,7 +89,7 @@ class Workplace:
         In a folder that everybody can write, others can create it first.
         """
         try:
-            demand_own(self.folder)
+            check_own(self.folder)
         except OSError:
             return False
         return True

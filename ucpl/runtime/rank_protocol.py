@@ -18,15 +18,15 @@ from ucpl.runtime.counters import Counters
 from ucpl.runtime.disk import sync_folder
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.journal import Journal, Past, read_journal
+from ucpl.runtime.process_group import ProcessGroup, beside, shares
 from ucpl.runtime.publish import Workplace
 from ucpl.runtime.targets import cannot_write
-from ucpl.runtime.process_group import Team, beside, shares
 from ucpl.runtime.tiles import DoneTiles, Tiles
 
 __all__ = [
     "agree",
     "counted",
-    "demand_same",
+    "check_same_run",
     "give_order",
     "journal_at",
     "order_of",
@@ -47,7 +47,7 @@ _SUMS = (
 )  # fmt: skip
 
 
-def agree(team: Team, mine: Mapping[str, object]) -> str:
+def agree(team: ProcessGroup, mine: Mapping[str, object]) -> str:
     """Check that all ranks were given the same.
 
     Returns the digest of the source's files as the first rank sees them. Raises: UcplError E622.
@@ -68,7 +68,7 @@ def agree(team: Team, mine: Mapping[str, object]) -> str:
     return str(first["content"])
 
 
-def give_order(team: Team, header: Mapping[str, object] | None) -> None:
+def give_order(team: ProcessGroup, header: Mapping[str, object] | None) -> None:
     """Send the header of the run's journal to the others.
 
     The leader calls it once all files exist; None: nothing is to be done.
@@ -76,7 +76,7 @@ def give_order(team: Team, header: Mapping[str, object] | None) -> None:
     team.all({"header": None if header is None else dict(header)})
 
 
-def order_of(team: Team) -> dict[str, object] | None:
+def order_of(team: ProcessGroup) -> dict[str, object] | None:
     """Receive the leader's order: the header, or None."""
     order = team.all(None)[0]
     assert isinstance(order, dict)
@@ -84,7 +84,7 @@ def order_of(team: Team) -> dict[str, object] | None:
     return header
 
 
-def demand_same(past: Past | None, header: Mapping[str, object], team: Team, work: Workplace) -> Past:
+def check_same_run(past: Past | None, header: Mapping[str, object], team: ProcessGroup, work: Workplace) -> Past:
     """Check that this process sees the leader's journal of this run.
 
     The leader began it or resumes it. Raises: UcplError E623.
@@ -113,7 +113,7 @@ def journal_at(path: Path, header: Mapping[str, object]) -> Journal:
 
 
 def share_of_groups(
-    team: Team, groups: list[Batch], tiles: Tiles, near: Callable[[Batch], Mapping[str, int]]
+    team: ProcessGroup, groups: list[Batch], tiles: Tiles, near: Callable[[Batch], Mapping[str, int]]
 ) -> list[Batch]:
     """Groups of this rank, divided by bytes that are written and read.
 
@@ -138,7 +138,7 @@ def share_of_groups(
     return [group for group, rank in zip(groups, whose.tolist(), strict=True) if rank == team.rank]
 
 
-def share_of_done(team: Team, known: DoneTiles) -> NDArray[np.bool_]:
+def share_of_done(team: ProcessGroup, known: DoneTiles) -> NDArray[np.bool_]:
     """Tiles that this process reads back.
 
     Those are the tiles that it moved, and every n-th of earlier runs.
@@ -148,7 +148,7 @@ def share_of_done(team: Team, known: DoneTiles) -> NDArray[np.bool_]:
     return mine
 
 
-def counted(team: Team, counters: Counters) -> None:
+def counted(team: ProcessGroup, counters: Counters) -> None:
     """The counters of the one that leads become those of all."""
     if team.size == 1:
         return
@@ -160,7 +160,7 @@ def counted(team: Team, counters: Counters) -> None:
             setattr(counters, name, sum(int(one[name]) for one in told if isinstance(one, dict)))
 
 
-def published(team: Team, target: Path) -> tuple[str, ...]:
+def published(team: ProcessGroup, target: Path) -> tuple[str, ...]:
     """Send the others the message that the target exists.
 
     The leader calls it. Returns a remark if another rank is gone by then. Raises: UcplError E621, in the others: the
@@ -176,6 +176,6 @@ def published(team: Team, target: Path) -> tuple[str, ...]:
     return ()
 
 
-def waiting(team: Team, counters: Counters) -> AbstractContextManager[None]:
+def waiting(team: ProcessGroup, counters: Counters) -> AbstractContextManager[None]:
     """Seconds that this process waits for the others; 0 for one process."""
     return counters.phase("wait") if team.size > 1 else nullcontext()

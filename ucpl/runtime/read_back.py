@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from ucpl.digests import crc32
 from ucpl.errors import Label, fail
 from ucpl.runtime.buffers import Workspace
-from ucpl.runtime.worker_pool import EVERY, Queue, run_through
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.options import DataPlane
 from ucpl.runtime.targets import TargetFiles
 from ucpl.runtime.tiles import DoneTiles
+from ucpl.runtime.worker_pool import EVERY, Queue, run_through
 
 __all__ = ["Parts", "ReadBack", "holds"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ucpl.errors import Label, UcplError, fail
 from ucpl.runtime.buffers import WorkerMemory
-from ucpl.runtime.disk import demand_own, disk
+from ucpl.runtime.disk import check_own, disk
 from ucpl.runtime.identity import IDENTITY
 from ucpl.runtime.journal import Past, joined, read_journal
 from ucpl.runtime.manifest import read_manifest
@@ -27,7 +27,7 @@ def journal_of(work: Workplace) -> Past | None:
     """
     path = work.journal
     try:
-        demand_own(work.folder)
+        check_own(work.folder)
         first = read_journal(path)
         if first is None:
             return None

@@ -23,7 +23,7 @@ from ucpl.runtime.boxes import Box, compose
 from ucpl.tables import widened
 from ucpl.tables.operations import Derive, Merge, Node, Reduce, Scale
 
-__all__ = ["Place", "Rows", "Rule", "bind_rows", "demand_within", "fit", "rows_of", "views_of", "wanted"]
+__all__ = ["Place", "Rows", "Rule", "bind_rows", "check_within", "fit", "rows_of", "views_of", "wanted"]
 
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
@@ -254,8 +254,8 @@ def bind_rows(bound: Bound, sources: Sequence[Place], targets: Sequence[Place]) 
         shape, logical, logical_step, low, target_step = (
             shape[keep], logical[keep], logical_step[keep], low[keep], target_step[keep],
         )  # fmt: skip
-    demand_within("a move takes from", source, (shape, logical, logical_step), sources)
-    demand_within("a move puts into", target, (shape, low, target_step), targets)
+    check_within("a move takes from", source, (shape, logical, logical_step), sources)
+    check_within("a move puts into", target, (shape, low, target_step), targets)
     rule, tensor, source, target, shape, logical, logical_step, low, target_step = _nested(
         rule, tensor, source, target, shape, logical, logical_step, low, target_step, targets
     )
@@ -337,7 +337,7 @@ def _base(place: Place) -> int:
     return extent.storage_start + extent.offset * place.itemsize if extent is not None else 0
 
 
-def demand_within(what: str, index: I64, box: tuple[I64, I64, I64], places: Sequence[Place]) -> None:
+def check_within(what: str, index: I64, box: tuple[I64, I64, I64], places: Sequence[Place]) -> None:
     """Check that every box is within its tensor.
 
     `box`: (N, D) shape, (N,) offset, (N, D) step. Raises: UcplError E603.

@@ -34,21 +34,21 @@ from ucpl.planning import Plan
 from ucpl.records import define
 from ucpl.runtime.assemble import Assembler
 from ucpl.runtime.counters import Counters
-from ucpl.runtime.worker_pool import Queue, run_through
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.identity import IDENTITY
 from ucpl.runtime.journal import Journal
 from ucpl.runtime.manifest import MANIFEST, ManifestContents, manifest_of, storage_crcs
 from ucpl.runtime.moving import Mover
 from ucpl.runtime.options import DataPlane, Progress, RunOptions
+from ucpl.runtime.process_group import ProcessGroup, Within, shares
+from ucpl.runtime.rank_protocol import waiting
 from ucpl.runtime.read_back import Parts, ReadBack
 from ucpl.runtime.reading import Fragments
-from ucpl.runtime.up_to_date import patches_of
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.targets import TargetFile, TargetFiles, TargetPlan
-from ucpl.runtime.process_group import Team, Within, shares
 from ucpl.runtime.tiles import DoneTiles
-from ucpl.runtime.rank_protocol import waiting
+from ucpl.runtime.up_to_date import patches_of
+from ucpl.runtime.worker_pool import Queue, run_through
 from ucpl.storage.cache_dirs import staging
 from ucpl.storage.error_mapping import reject_target
 from ucpl.storage.objects import Entry, TagDiffers, read_whole
@@ -73,7 +73,7 @@ class ShippedRun(Protocol):
     journal: Journal | None
     fragments: Fragments
     options: RunOptions
-    team: Team
+    team: ProcessGroup
     texts: dict[str, str]
     digests: dict[str, str]
 
@@ -97,7 +97,7 @@ class Shipping:
     def _key(self, index: int) -> str:
         return self.place.name if self.single else self.place.key(self.files[index].path)
 
-    def share(self, team: Team) -> range:
+    def share(self, team: ProcessGroup) -> range:
         """The files that this process sends."""
         if self.single and team.size > 1:
             return range(len(self.files) if team.rank == 0 else 0)
@@ -230,7 +230,7 @@ class Shipping:
         for name in sorted(texts, key=lambda name: name == MANIFEST):
             if name == MANIFEST:
                 failpoint("ship-manifest")
-                self._demand_alone()
+                self._check_alone()
             key, data = self.place.key(name), texts[name].encode()
             self._sent.add(key)
             with self._writing():
@@ -246,7 +246,7 @@ class Shipping:
             objects.remove([mark])
         self.begun = False
 
-    def _demand_alone(self) -> None:
+    def _check_alone(self) -> None:
         """Nobody else began to write there. Raises: UcplError E502, E503."""
         with self._writing():
             entry = self.place.objects.entry(self.place.key(UNFINISHED))

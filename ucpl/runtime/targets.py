@@ -25,12 +25,12 @@ from ucpl.files.safetensors_files import layout_safetensors_file
 from ucpl.files.texts import is_inside
 from ucpl.files.torch_files import TorchFilePlan, layout_archive, layout_torch_file
 from ucpl.records import frozen
-from ucpl.runtime.worker_pool import Queue, run_through
 from ucpl.runtime.descriptors import Descriptors
 from ucpl.runtime.disk import disk, forget, make_folders, read_upto, sync_data, write_all
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.rows import Place
 from ucpl.runtime.tiles import Unit
+from ucpl.runtime.worker_pool import Queue, run_through
 
 __all__ = ["FilePlan", "TargetFile", "TargetFiles", "TargetPlan", "cannot_write", "lay_out"]
 
@@ -313,7 +313,7 @@ def cannot_write(path: Path, error: OSError, *, resumable: bool = True) -> NoRet
     )
 
 
-def _demand_alone(status: os.stat_result, path: str, known: dict[tuple[int, int], str]) -> None:
+def _check_alone(status: os.stat_result, path: str, known: dict[tuple[int, int], str]) -> None:
     """Check that a file has one name, so writes change no other.
 
     known: files of the target by inode and device, to which it is added. Raises: OSError, UcplError E507.
@@ -355,7 +355,7 @@ class TargetFiles:
                 make_folders(self.root, path.parent)
                 fd = disk().open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
                 try:
-                    _demand_alone(os.fstat(fd), file.path, known)
+                    _check_alone(os.fstat(fd), file.path, known)
                     disk().allocate(fd, file.plan.size)
                     for position, data in file.plan.fixed:
                         write_all(fd, data, position)

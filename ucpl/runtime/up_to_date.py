@@ -12,7 +12,6 @@ from ucpl.digests import crc32
 from ucpl.records import frozen
 from ucpl.runtime.assemble import Assembler
 from ucpl.runtime.buffers import Workspace
-from ucpl.runtime.worker_pool import Queue, run_through
 from ucpl.runtime.manifest import storage_crcs
 from ucpl.runtime.moving import tile_of
 from ucpl.runtime.options import DataPlane
@@ -21,6 +20,7 @@ from ucpl.runtime.reading import Reader
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.targets import TargetFiles, TargetPlan
 from ucpl.runtime.tiles import Tiles
+from ucpl.runtime.worker_pool import Queue, run_through
 
 __all__ = ["Made", "is_same", "patches_of"]
 

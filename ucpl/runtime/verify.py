@@ -22,10 +22,10 @@ from ucpl.files.zips import read_zip_directory
 from ucpl.records import define, frozen
 from ucpl.runtime.buffers import Budget, Workspace, share_of
 from ucpl.runtime.crc import combine
-from ucpl.runtime.worker_pool import Queue, run_through
 from ucpl.runtime.disk import disk, read_upto
 from ucpl.runtime.integrity import Sums
 from ucpl.runtime.manifest import MANIFEST, Manifest, StatedFile, read_manifest
+from ucpl.runtime.worker_pool import Queue, run_through
 from ucpl.storage import reading as remote
 
 __all__ = ["Verified", "verify_files"]

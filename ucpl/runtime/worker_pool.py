@@ -10,7 +10,7 @@ from attrs import field
 
 from ucpl.records import define
 
-__all__ = ["EVERY", "Queue", "Work", "run_crew", "run_through"]
+__all__ = ["EVERY", "Queue", "Work", "run_workers", "run_through"]
 
 Work = Callable[[threading.Event], None]  # until the event is set, or nothing is left
 EVERY = 0.05  # seconds between two looks of the thread that waits
@@ -42,16 +42,16 @@ def run_through(queue: Queue, work: Work, workers: int, meanwhile: Callable[[], 
     """Run `work` in threads until a queue is empty.
 
     There are at most as many threads as items. A single one is this thread: a small checkpoint is read in less time
-    than a few threads take to start. meanwhile: as in `run_crew`.
+    than a few threads take to start. meanwhile: as in `run_workers`.
     """
     count = min(workers, queue.count)
     if count > 1 or meanwhile is not None:
-        run_crew([work] * max(1, count), meanwhile or (lambda: None))
+        run_workers([work] * max(1, count), meanwhile or (lambda: None))
     else:
         work(threading.Event())
 
 
-def run_crew(
+def run_workers(
     works: Sequence[Work], meanwhile: Callable[[], None] = lambda: None, look: threading.Event | None = None
 ) -> None:
     """Run each work in its own thread; call `meanwhile` in this one.
