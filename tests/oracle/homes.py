@@ -82,11 +82,11 @@ def homes(meaning: Meaning, stated: Any = None) -> list[Home]:
 
     (file rule, key, coordinates) -> flats, for groups `from FILE "key"`.
     """
-    demand_meshes(meaning)
+    check_meshes(meaning)
     return [home for rank in range(meaning.ranks) for home in _Rank(meaning, rank, stated).homes()]
 
 
-def demand_meshes(meaning: Meaning) -> None:
+def check_meshes(meaning: Meaning) -> None:
     """Check the axes of a line `on MESH`.
 
     It cuts by axes of that mesh, uses them after `at`, in clauses about copies and in its key;
@@ -330,7 +330,7 @@ class _Rank:
 
     def home(self, item: Any, rule: nodes.Files, template: str, local: Local, state: str, env: dict[str, Any]) -> Home:
         here = {**self.rank, **local.names, **env, "state": state}
-        self.demand_indices(local.entry, (template, rule.template, rule.key or ""), here)
+        self.check_indices(local.entry, (template, rule.template, rule.key or ""), here)
         key = self.numbers.render(template, here)
         here["key"] = key
         held = dict.fromkeys(c[0] for c in local.cells if not isinstance(c, Padding))
@@ -354,7 +354,7 @@ class _Rank:
             isinstance(item, nodes.Entry) and item.path in self.meaning.aliases,
         )
 
-    def demand_indices(self, entry: nodes.Entry, templates: tuple[str, ...], here: dict[str, Any]) -> None:
+    def check_indices(self, entry: nodes.Entry, templates: tuple[str, ...], here: dict[str, Any]) -> None:
         """A dim outside brackets has no value in names.
 
         Its digits have none, too.

@@ -18,14 +18,19 @@ if TYPE_CHECKING:
     from ucpl.planning.plan import Plan
     from ucpl.runtime.counters import Report
     from ucpl.runtime.execute import TargetSizes
-    from ucpl.runtime.team import Team
+    from ucpl.runtime.process_group import ProcessGroup
     from ucpl.storage.upload_target import UploadTarget
 
 __all__ = ["rehearsed", "run"]
 
 
 def run(
-    plan: Plan, source: Checkpoint, target: Path, how: How, team: Team | None = None, known: Checkpoint | None = None
+    plan: Plan,
+    source: Checkpoint,
+    target: Path,
+    how: How,
+    team: ProcessGroup | None = None,
+    known: Checkpoint | None = None,
 ) -> Report:
     """Run exactly that plan, together with others where there is a team. source: after the target passes.
 
@@ -35,7 +40,7 @@ def run(
     from ucpl.conversion.keywords import options_from
     from ucpl.formats.opening import framework
     from ucpl.runtime.execute import execute
-    from ucpl.runtime.team import ALONE
+    from ucpl.runtime.process_group import ALONE
     from ucpl.verification.blobs import check_equal_blobs
 
     for blob in plan.target.blobs:
