@@ -71,7 +71,10 @@ def read_whole_states(gathered: Gathered, module: RankModule, rank: ModelRank) -
 
 
 def _idle(found: Numbered, names: Named) -> list[str]:
-    """Parameters with a number and no state, if others have states: torch numbers frozen ones, too."""
+    """Parameters with a number and no state, if others have states.
+
+    torch numbers frozen parameters, too.
+    """
     if found.is_flat or any(group.masters is not None for group in found.groups):
         return []
     known = {number for number, states in found.states.mapping().items() if states}
