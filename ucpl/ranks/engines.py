@@ -167,8 +167,8 @@ class _Filling:
         self.wanted: dict[str, _Parts] = {}
         self.goals: list[Goal] = []
         self._having: dict[str, set[str]] = {}  # state: parameters that have it element by element
-        for name, told in known.metadata.items():
-            if name.startswith(STATES) and isinstance(told, TensorStorageMetadata) and name not in known.values:
+        for name, found_group in known.metadata.items():
+            if name.startswith(STATES) and isinstance(found_group, TensorStorageMetadata) and name not in known.values:
                 param, _, state = name.removeprefix(STATES).rpartition(".")
                 self._having.setdefault(state, set()).add(param)
 
@@ -227,11 +227,11 @@ class _Filling:
         """
         found, full = [], [p for p in params if 0 not in shape_of(p)]
         for state, having in self._having.items():
-            lacking = [p for p in full if not having & {*self.names[p]}]
-            if state == "fp32" or len(lacking) == len(full):
+            missing = [p for p in full if not having & {*self.names[p]}]
+            if state == "fp32" or len(missing) == len(full):
                 continue
-            if lacking:
-                first = self.names[lacking[0]][0]
+            if missing:
+                first = self.names[missing[0]][0]
                 reject(f"a flat buffer has {state} of all its parameters, and the checkpoint has none of {first}")
             found.append(state)
         return tuple(found)
@@ -252,8 +252,8 @@ class _Filling:
                 continue
             first, one = next(iter(tensors.items()))
             if other := next((name for name, value in tensors.items() if not torch.equal(value, one)), ""):
-                said = f"{state} of {first} is {one.item()} and of {other} {tensors[other].item()}"
-                reject(f"{said}: they are in one flat buffer, which has one number")
+                text = f"{state} of {first} is {one.item()} and of {other} {tensors[other].item()}"
+                reject(f"{text}: they are in one flat buffer, which has one number")
             found[state] = each[first], one
         return found
 
@@ -337,7 +337,7 @@ def flats_of(optimizer: _Bf16) -> list[_Flat]:
 
     An equal part of a group's parameters, which are end to end or at offsets.
 
-    DeepSpeed's own `_hp_mapping` is of the order before parameters are dealt round robin, and is not asked.
+    DeepSpeed's own `_hp_mapping` is of the order before parameters are dealt round robin, and is not request.
     """
     if hasattr(optimizer, "single_partition_of_fp32_groups"):
         zero = cast("_Zero", optimizer)
@@ -410,8 +410,8 @@ def fill(
         for name, param in module.named_parameters(remove_duplicate=False):
             names[param] = (*names.get(param, ()), rename(name))
         filling = _Filling(engine, known, names)
-        asked = LoadRequest(filling.weights(module, rename), src=src, has_shapes_alone=True)
-    check_fit(asked, cast("Index", known.metadata), strict, ranks)
+        request = LoadRequest(filling.weights(module, rename), src=src, has_shapes_alone=True)
+    check_fit(request, cast("Index", known.metadata), strict, ranks)
     if is_cut:
         cast("_Zero3", optimizer).checkpoint_event_prologue()  # parameters that are together are cut
     with ranks.agreeing():
@@ -524,10 +524,10 @@ def _settle(filling: _Filling, made: Iterable[tuple[_Flat, dict[str, torch.Tenso
         named = (next((name for name in filling.names[p] if name in held), None) for p in flat.params)
         members.setdefault(flat.group, []).extend(name for name in named if name is not None)
     wanted = [(str(number), tuple(names)) for number, names in members.items()]
-    for number, told in zip(members, agreed(filling.known.state.groups, wanted), strict=True):
+    for number, found_group in zip(members, agreed(filling.known.state.groups, wanted), strict=True):
         group = inner.param_groups[number]
-        told = told or {}
-        group.update({k: as_kept(value, group[k]) for k, value in told.items() if k in group and k != "params"})
+        found_group = found_group or {}
+        group.update({k: as_kept(value, group[k]) for k, value in found_group.items() if k in group and k != "params"})
     optimizer = filling.engine.optimizer
     if hasattr(
         optimizer, LINKED

@@ -126,8 +126,8 @@ class Peer:
 
     def stamps(self, names: Sequence[str]) -> list[Stamp]:
         """Current sizes and times of files. Raises: OSError."""
-        told = json.loads(self._line.ask({"stamps": list(names)}, self.look))
-        return [(int(size), int(time)) for size, time in told]
+        stamps_found = json.loads(self._line.ask({"stamps": list(names)}, self.look))
+        return [(int(size), int(time)) for size, time in stamps_found]
 
     def close(self) -> None:
         self._line.close()

@@ -179,8 +179,8 @@ class UnixConnector(Connector):
 
 def _same_user(channel: socket.socket) -> Names:
     """Ask the kernel for the user at the other end. Raises: AccessDenied."""
-    said = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    user = _CREDENTIALS.unpack(said)[1]
+    credentials = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    user = _CREDENTIALS.unpack(credentials)[1]
     if user != os.geteuid():
         raise AccessDenied(f"it is a process of user {user}")
     return SAME_USER

@@ -81,9 +81,9 @@ def fresh() -> Path:
 
 @cache
 def _limit(process: int, name: str, most: int) -> int:
-    said = os.environ.get(name, "")
-    if said.isdigit():
-        return int(said)
+    value = os.environ.get(name, "")
+    if value.isdigit():
+        return int(value)
     free = os.statvfs(_top(process))
     return min(most, free.f_bavail * free.f_frsize // 2)
 

@@ -50,16 +50,16 @@ def server_message(error: BaseException) -> str:
 
     If it is empty: the server and the kind of error.
     """
-    told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    text = " ".join(told.partition("\n\nDebug")[0].split())
+    message_text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    text = " ".join(message_text.partition("\n\nDebug")[0].split())
     found = _STATUS.search(text)
     if found is not None:
         code, message = _CODE.search(text), _MESSAGE.search(text)
         words = [one[1] for one in (code, message) if one is not None] or [text[found.end() :]]
         return ": ".join([f"{found[1]} {words[0]}".strip(), *words[1:]])[:400]
-    asked = _REQUEST.search(text)
-    if asked is not None:
-        return f"{text[asked.end() :]} ({asked[1]} {asked[2]})"[:400]
+    request_match = _REQUEST.search(text)
+    if request_match is not None:
+        return f"{text[request_match.end() :]} ({request_match[1]} {request_match[2]})"[:400]
     return text[:400] or type(error).__name__
 
 

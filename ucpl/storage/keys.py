@@ -141,9 +141,9 @@ class Keys:
             fail("E687", f"{path}: {_reason(error)}", Label(str(self.folder), where=path))
         if not found if names is None else not found & names:
             needed = "ucpl:d0, say," if names is None else " or ".join(sorted(names))
-            said = ", ".join(sorted(found)) or f"no name that begins with {PREFIX}"
+            names_text = ", ".join(sorted(found)) or f"no name that begins with {PREFIX}"
             what = f"{self.folder / CERTIFICATE} is not the certificate of {who}"
-            fail("E687", what, Label(str(self.folder), f"it has {said}; {needed} is needed"))
+            fail("E687", what, Label(str(self.folder), f"it has {names_text}; {needed} is needed"))
 
 
 def _reason(error: OSError) -> str:

@@ -151,10 +151,10 @@ class SparseFile:
 
         False: there is no space to keep some of them.
         """
-        lacking = [unit for unit in units if self._missing(*unit)]
-        if len(lacking) < 2:
-            return all(self._have(unit, surely=surely) for unit in lacking)
-        return all(list(_hands().map(lambda unit: self._have(unit, surely=surely), lacking)))
+        unfetched = [unit for unit in units if self._missing(*unit)]
+        if len(unfetched) < 2:
+            return all(self._have(unit, surely=surely) for unit in unfetched)
+        return all(list(_hands().map(lambda unit: self._have(unit, surely=surely), unfetched)))
 
     def want(self, ranges: Iterable[Range]) -> None:
         with self._lock:

@@ -79,9 +79,9 @@ def _state_in(home: Path, job: Job | None) -> str:
     if commits:
         return f"generation {commits[0].generation}, step {commits[0].step}, is committed"
     names = {name for number in domains_of(home) for name in Domain(home, number).names()}
-    said = sorted(name for name in names if COMMIT.fullmatch(name))
-    if said:
-        return f"the commit record {said[-1]} is damaged"
+    records = sorted(name for name in names if COMMIT.fullmatch(name))
+    if records:
+        return f"the commit record {records[-1]} is damaged"
     if job is None:
         return f"its record {'job.json' if names else FILE} is damaged or missing"
     return ""

@@ -76,10 +76,10 @@ class Vault:
 
         Raises: UcplError E686, E687, E690, E692 for a damaged one, E694, E695.
         """
-        asked = requested_job(home, options)
+        wanted = requested_job(home, options)
         path = Path(os.path.abspath(home))
         try:
-            return cls(path, _create(path, asked, options))
+            return cls(path, _create(path, wanted, options))
         except OSError as error:
             remedy = "" if error.errno in NO_ROOM else f"name a folder in memory that can be written, as in {SAFE}"
             fail("E695", f"{path} cannot be written: {why_not_made(path, error)}", Label(str(path)), remedy=remedy)
@@ -130,8 +130,8 @@ def requested_job(home: str | os.PathLike[str], options: ToMake) -> Job:
             fail("E690", "a layout states ranks and domains", Label(options["layout"]), remedy=remedy)
 
         options = {**options, "domains": get_domains(options["layout"])}
-    told = options.get("domains", 1)
-    domains = even_domains(options.get("ranks", 1), told) if isinstance(told, int) else tuple(map(tuple, told))
+    given = options.get("domains", 1)
+    domains = even_domains(options.get("ranks", 1), given) if isinstance(given, int) else tuple(map(tuple, given))
     check_partition(domains)
     protection = Protection.parse(options.get("protect", default_protection(len(domains))))
     get_sets(len(domains), protection)
@@ -153,7 +153,7 @@ def check_domain(job: Job, number: int, home: Path) -> None:
         fail("E694", f"{home} has no domain d{number}", Label(str(home)), remedy=has)
 
 
-def _create(path: Path, asked: Job, options: ToMake) -> Job:
+def _create(path: Path, wanted: Job, options: ToMake) -> Job:
     """Create the folders, with the identity of the vault in each.
 
     Raises: UcplError E170, E690, E692, E694, OSError.
@@ -161,14 +161,14 @@ def _create(path: Path, asked: Job, options: ToMake) -> Job:
     make_owned(path)
     with hold_lock(path / "make.lock", wait=60):
         there = read_job(path)
-        if there is not None and evolve(there, name=path.name, ident="") != asked:
+        if there is not None and evolve(there, name=path.name, ident="") != wanted:
             what = f"{path} is the vault of another job: {_describe(there)}"
-            fail("E694", what, Label(str(path), f"asked for: {_describe(asked)}"), remedy=_removal(path, there))
+            fail("E694", what, Label(str(path), f"asked for: {_describe(wanted)}"), remedy=_removal(path, there))
         if "hosts" in options or "keys" in options:
-            return _create_on_hosts(path, asked, options)
+            return _create_on_hosts(path, wanted, options)
         if there is None and any(os.path.lexists(Domain(path, number).job()) for number in domains_of(path)):
             reject_no_vault(path)  # it may be all that is left of a job
-        job = there or evolve(asked, ident=token_hex(8))
+        job = there or evolve(wanted, ident=token_hex(8))
         for number in range(len(job.domains)):
             here = Domain(path, number)
             make_owned(here.folder)

@@ -173,7 +173,7 @@ class _Drill:
             memory = open_generation(home)
         except UcplError:
             return "refused" if len(lost) == len(self.plan.domains) else "wrong"
-        lacking = set()
+        unread = set()
         step = memory.commit.step
         try:
             for rank, kept in enumerate(self.plan.foreseen.kept):
@@ -182,15 +182,15 @@ class _Drill:
                     try:
                         memory.fill(rank, memoryview(room), one.at)
                     except UcplError:
-                        lacking.add((rank, one.tensor.file, key_text(one.tensor.key)))
+                        unread.add((rank, one.tensor.file, key_text(one.tensor.key)))
                         continue
                     if bytes(room) != memory_of(self.value(one.tensor, step)):
                         return "wrong"
         finally:
             memory.close()
-        if lacking != self.plan.lacking(lost) or step not in (newest, KNOWN):
+        if unread != self.plan.lacking(lost) or step not in (newest, KNOWN):
             return "wrong"
-        return "refused" if lacking else "kept" if step == newest else "before"
+        return "refused" if unread else "kept" if step == newest else "before"
 
     def _continues(self, home: Path, step: int) -> bool:
         """True if a new job can save its next step.

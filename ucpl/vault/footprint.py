@@ -148,13 +148,13 @@ def _lessened(tensor: StoredTensor, most: int) -> StoredTensor:
 
 
 def _by_keys(
-    call: str, ranks: int, targets: tuple[StoredTensor, ...], said: tuple[dict[str, tuple[int, ...]], str]
+    call: str, ranks: int, targets: tuple[StoredTensor, ...], holders_and_text: tuple[dict[str, tuple[int, ...]], str]
 ) -> _Files:
     """The files that `Writer(layout=...)` saves.
 
-    `said`: the ranks of each file, and the closed layout.
+    `holders_and_text`: the ranks of each file, and the closed layout.
     """
-    holders, text = said
+    holders, text = holders_and_text
     wanted: list[dict[str, StoredTensor]] = [{} for _ in range(ranks)]
     for tensor in targets:
         for rank in holders[tensor.file]:

@@ -187,7 +187,7 @@ def _numbers(group: Mapping[str, object]) -> JsonObject | None:
 
     None: a value does not survive JSON unchanged.
     """
-    told: JsonObject = {}
+    fields: JsonObject = {}
     for name in NUMBERS:
         if name not in group:
             continue
@@ -196,8 +196,8 @@ def _numbers(group: Mapping[str, object]) -> JsonObject | None:
         for one in some:
             if not (one is None or type(one) in (bool, int) or (type(one) is float and math.isfinite(one))):
                 return None
-        told[name] = list(some) if isinstance(value, tuple | list) else value
-    return told
+        fields[name] = list(some) if isinstance(value, tuple | list) else value
+    return fields
 
 
 class GradientSaves:
@@ -305,9 +305,9 @@ class GradientSaves:
         mine = {one.name.rpartition("@")[0] for file in files for one in file.named}
         some = [unit for unit in units if GRADIENT + unit.name in mine]
         device = part_of(units[0].parameter).device.type if units else "cpu"
-        told: JsonObject = {unit.name: unit.to_json() for unit in some}
+        fields: JsonObject = {unit.name: unit.to_json() for unit in some}
         self.marks = self._watch.marks = StepDigests([one for unit in some for one in unit.marked()])
-        return {"optimizer": "AdamW", "by": environment(device), "groups": self._watch.groups, "units": told}
+        return {"optimizer": "AdamW", "by": environment(device), "groups": self._watch.groups, "units": fields}
 
     def drop(self) -> None:
         """Drop the last save; no step waits for its digests."""

@@ -50,14 +50,14 @@ class LayoutWriter:
 
         Raises: UcplError E640, E693, and all errors of planning.
         """
-        asked = Asked(call, call)
-        here, _, _ = described(asked, Given())
+        request = Asked(call, call)
+        here, _, _ = described(request, Given())
         if not format_named(here.layout.framework).is_of_a_spec:
             what = f"{call} is a layout of {here.layout.framework}(), whose files contain more than tensors by keys"
             remedy = "give a layout of framework torch(), or the engine or module itself"
             fail("E693", what, Label(call), remedy=remedy)
         wanted: dict[str, StoredTensor] = {}
-        for tensor in share_of(asked, Given(), rank).plan.targets:
+        for tensor in share_of(request, Given(), rank).plan.targets:
             text = key_text(tensor.key)
             if text in wanted:
                 what = f"two tensors of a rank have the key {text}, in {wanted[text].file} and {tensor.file}"
@@ -74,8 +74,8 @@ class LayoutWriter:
         if strange is not None:
             fail("E693", f"{strange!a} is not a key: keys are strings", Label(self.call))
         for text in sorted(self.wanted.keys() ^ what.keys()):
-            said = "it is missing" if text in self.wanted else "the layout has no such tensor on this rank"
-            fail("E640", f"{text} of {self.call}: {said}", Label(self.call, where=text))
+            expected = "it is missing" if text in self.wanted else "the layout has no such tensor on this rank"
+            fail("E640", f"{text} of {self.call}: {expected}", Label(self.call, where=text))
         by_file: dict[str, dict[Key, torch.Tensor]] = {}
         for text, stored in self.wanted.items():
             given = what[text]
@@ -83,8 +83,8 @@ class LayoutWriter:
                 fail("E693", f"{text} is {why}", Label(stored.file, where=text))
             local = plain(given)
             found = f"{list(local.shape)} of {dtype_name(local, text)}"
-            if found != (said := f"{list(stored.shape)} of {stored.dtype}"):
-                fail("E640", f"{text} is {found}, the layout says {said}", Label(stored.file, where=text))
+            if found != (expected := f"{list(stored.shape)} of {stored.dtype}"):
+                fail("E640", f"{text} is {found}, the layout says {expected}", Label(stored.file, where=text))
             by_file.setdefault(stored.file, {})[stored.key] = local
         return self._laid(by_file)
 
@@ -141,7 +141,7 @@ def _name(key: Key) -> str:
 
 def _safetensors(name: str, tensors: Mapping[Key, torch.Tensor]) -> ToSave:
     named = {_name(key): tensor for key, tensor in tensors.items()}
-    told = [(key, dtype_name(tensor, key), tuple(tensor.shape)) for key, tensor in named.items()]
-    plan = layout_safetensors_file(told, {"format": "pt"})
+    tensors_of = [(key, dtype_name(tensor, key), tuple(tensor.shape)) for key, tensor in named.items()]
+    plan = layout_safetensors_file(tensors_of, {"format": "pt"})
     places = tuple((at, key, named[key]) for key, (at, size) in plan.storages.items() if size)
     return ToSave(name, plan.size, tuple(plan.fixed), places)

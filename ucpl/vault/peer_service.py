@@ -54,37 +54,37 @@ class PeerService:
             hosts = hosts_at(self.home)
             if hosts is None:
                 raise FileNotFoundError(2, "the list of hosts is gone")
-            heard = hosts.with_all(at, seats)
-            if heard != hosts:
-                heard.write(self.home)
-            return heard
+            merged = hosts.with_all(at, seats)
+            if merged != hosts:
+                merged.write(self.home)
+            return merged
 
-    def _answer(self, asked: Question, session: Session) -> bytes:
+    def _answer(self, request: Question, session: Session) -> bytes:
         """Answer a question.
 
         Raises: OSError, which is reported to the peer; ValueError, LookupError, TypeError if it is malformed.
         """
-        if asked.get("domain") != self.here.number:
+        if request.get("domain") != self.here.number:
             raise OSError(5, f"here is d{self.here.number}")
-        if (asked["op"] in ("lock", "commit") or "at" in asked) and not session.names & self._members:
+        if (request["op"] in ("lock", "commit") or "at" in request) and not session.names & self._members:
             raise OSError(13, "a reader changes nothing")
-        match asked["op"]:
+        match request["op"]:
             case "hosts":
-                at, seats = table_of(dict(asked)) if "at" in asked else ((), ())
+                at, seats = table_of(dict(request)) if "at" in request else ((), ())
                 return json.dumps(self.hear(at, seats).to_table()).encode()
             case "names":
                 return json.dumps([name for name in os.listdir(self.here.folder) if _NAME.fullmatch(name)]).encode()
             case "text":
-                return self._text(_name(asked), str(asked["stamp"]))
+                return self._text(_name(request), str(request["stamp"]))
             case "size":
-                return str(self.here.size(_name(asked))).encode()
+                return str(self.here.size(_name(request))).encode()
             case "bytes":
-                return self._bytes(_name(asked), _whole(asked, "low"), _whole(asked, "high"))
+                return self._bytes(_name(request), _whole(request, "low"), _whole(request, "high"))
             case "lock":
-                return self._lock(asked, session)
+                return self._lock(request, session)
             case "commit":
-                return self._commit(_whole(asked, "generation"), str(asked["text"]).encode(), session)
-        raise ValueError(asked["op"])
+                return self._commit(_whole(request, "generation"), str(request["text"]).encode(), session)
+        raise ValueError(request["op"])
 
     def _text(self, name: str, stamp: str) -> bytes:
         """The stamp of a text, and the text if it changed.
@@ -111,9 +111,9 @@ class PeerService:
         finally:
             os.close(fd)
 
-    def _lock(self, asked: Question, session: Session) -> bytes:
+    def _lock(self, request: Question, session: Session) -> bytes:
         """Lock commits for a caller, until its connection ends or is idle."""
-        hosts, by = hosts_at(self.home), asked["by"]
+        hosts, by = hosts_at(self.home), request["by"]
         if hosts is None or not isinstance(by, list) or len(by) != len(hosts.seats):
             raise OSError(5, "another vault is here")
         for number, (theirs, ours) in enumerate(zip(by, hosts.seats, strict=True)):
@@ -122,7 +122,7 @@ class PeerService:
                 raise OSError(5, f"d{number} is now served by {where}")
         if session.holds:
             return b"0"
-        wait = asked["wait"]
+        wait = request["wait"]
         seconds = float(wait) if isinstance(wait, int | float) and math.isfinite(wait) else 0.0
         lock = self.here.locked(min(seconds, WAIT_MAX))
         if not lock.__enter__():
@@ -142,15 +142,15 @@ class PeerService:
         return b""
 
 
-def _name(asked: Question) -> str:
-    name = asked["name"]
+def _name(request: Question) -> str:
+    name = request["name"]
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(name)
     return name
 
 
-def _whole(asked: Question, what: str) -> int:
-    value = asked[what]
+def _whole(request: Question, what: str) -> int:
+    value = request[what]
     if type(value) is not int or not 0 <= value < 1 << 62:
         raise ValueError(what)
     return value

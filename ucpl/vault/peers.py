@@ -146,8 +146,8 @@ class Peers:
             return True
         hosts = self._hosts()
         try:
-            told = json.loads(RemoteDomain(self.home, number, hosts).ask({"op": "hosts", **hosts.to_table()}))
-            table = table_of(told)
+            reply = json.loads(RemoteDomain(self.home, number, hosts).ask({"op": "hosts", **hosts.to_table()}))
+            table = table_of(reply)
         except (OSError, ValueError, TypeError, AttributeError):
             return False
         self._giving.hear(*table)

@@ -82,9 +82,9 @@ def _write(memory: Memory, home: Path, work: Path) -> None:
         if (work / name).stat().st_size != stored.size:
             raise OSError(errno.EIO, f"{name} was changed by another while it was written")
     make_folders(work, (work / STATE).parent)
-    told = ranks_json(memory.commit, memory.job)
-    text = ranks_json_text(told)
-    for name, data in ((STATE, text), (SAVED, saved_record(told, text))):
+    record = ranks_json(memory.commit, memory.job)
+    text = ranks_json_text(record)
+    for name, data in ((STATE, text), (SAVED, saved_record(record, text))):
         fd = disk().open(work / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             write_all(fd, memoryview(data), 0)

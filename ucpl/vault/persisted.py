@@ -52,17 +52,17 @@ class Persisted:
 def ranks_json(commit: Commit, job: Job) -> JsonObject:
     """The generation, and the JSON that each rank saved with its tensors."""
     ranks = {str(shard.rank): shard.state for shard in commit.shards if shard.state}
-    told: JsonObject = {"step": commit.step, "generation": commit.generation, "vault": job.ident, "ranks": ranks}
-    return {**told, "committed_ms": commit.at} if commit.at else told
+    record: JsonObject = {"step": commit.step, "generation": commit.generation, "vault": job.ident, "ranks": ranks}
+    return {**record, "committed_ms": commit.at} if commit.at else record
 
 
-def ranks_json_text(told: Mapping[str, object]) -> bytes:
-    return json.dumps(told, sort_keys=True, indent=1).encode()
+def ranks_json_text(record: Mapping[str, object]) -> bytes:
+    return json.dumps(record, sort_keys=True, indent=1).encode()
 
 
-def saved_record(told: Mapping[str, object], text: bytes) -> bytes:
+def saved_record(record: Mapping[str, object], text: bytes) -> bytes:
     """The text of saved.json, for a text of state.json."""
-    return seal({**{name: one for name, one in told.items() if name != "ranks"}, "state": text_digest(text)})
+    return seal({**{name: one for name, one in record.items() if name != "ranks"}, "state": text_digest(text)})
 
 
 def read_ranks_json(folder: Path) -> JsonObject:
@@ -82,12 +82,12 @@ def _beside(folder: Path) -> tuple[JsonObject, JsonObject, str]:
             return which, _object(text), ""
         why = "is missing or unreadable" if text is None else "is damaged"
         return which, {}, f"{folder / STATE} {why}: the JSON of the ranks is lost"
-    told = _object(text) if text is not None else {}
-    if text is not None and not told:
+    record = _object(text) if text is not None else {}
+    if text is not None and not record:
         return {}, {}, f"{folder / STATE} is damaged: the JSON of the ranks is lost"
-    if told and sealed is not None:
-        return told, told, f"{folder / SAVED} is damaged: damage of the JSON of the ranks cannot be detected"
-    return told, told, ""
+    if record and sealed is not None:
+        return record, record, f"{folder / SAVED} is damaged: damage of the JSON of the ranks cannot be detected"
+    return record, record, ""
 
 
 def _bytes(path: Path) -> bytes | None:
@@ -98,19 +98,19 @@ def _bytes(path: Path) -> bytes | None:
 
 def _object(text: bytes) -> JsonObject:
     try:
-        told = json.loads(text)
+        record = json.loads(text)
     except (ValueError, RecursionError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return record if isinstance(record, dict) else {}
 
 
 def persisted_in(folder: Path) -> list[Persisted]:
     """Folders of a step, as a server writes them."""
     try:
-        some = [(path, told) for path in folder.iterdir() if (told := _STEP.fullmatch(path.name)) and path.is_dir()]
+        some = [(path, record) for path in folder.iterdir() if (record := _STEP.fullmatch(path.name)) and path.is_dir()]
     except OSError:
         return []
-    return [found_in(path, int(told[1])) for path, told in some]
+    return [found_in(path, int(record[1])) for path, record in some]
 
 
 def found_in(path: Path, step: int) -> Persisted:

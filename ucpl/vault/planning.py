@@ -89,14 +89,14 @@ class VaultPlan:
 
     def loss(self, lost: Sequence[int]) -> Loss:
         """The data that is lost without these domains."""
-        gone = self.guarded.gone(lost)
+        ranges = self.guarded.gone(lost)
         tensors: dict[str, None] = {}
         first = ""
-        for one in gone:
+        for one in ranges:
             for kept, low, high in self._within(one):
                 tensors.setdefault(f"{key_text(kept.tensor.key)} in {kept.tensor.file}")
                 first = first or self.foreseen.element(kept, low, high)
-        return Loss(tuple(lost), sum(g.high - g.low for g in gone), tuple(tensors), first)
+        return Loss(tuple(lost), sum(g.high - g.low for g in ranges), tuple(tensors), first)
 
     def lacking(self, lost: Sequence[int]) -> frozenset[tuple[int, str, str]]:
         """(rank that saved it, file, key) of each damaged stored tensor.
@@ -109,12 +109,12 @@ class VaultPlan:
             for kept, _, _ in self._within(one)
         )
 
-    def _within(self, gone: LostRange) -> list[tuple[PlacedTensor, int, int]]:
+    def _within(self, ranges: LostRange) -> list[tuple[PlacedTensor, int, int]]:
         """The lost range of each tensor of a rank."""
         return [
-            (kept, max(gone.low, kept.at) - kept.at, min(gone.high, kept.at + kept.size) - kept.at)
-            for kept in self.foreseen.kept[gone.rank]
-            if kept.at < gone.high and gone.low < kept.at + kept.size
+            (kept, max(ranges.low, kept.at) - kept.at, min(ranges.high, kept.at + kept.size) - kept.at)
+            for kept in self.foreseen.kept[ranges.rank]
+            if kept.at < ranges.high and ranges.low < kept.at + kept.size
         ]
 
 
@@ -165,19 +165,19 @@ def plan_vault(
         domains = _domains_of(foreseen.placement.layout, call)
     elif isinstance(domains, int):
         domains = even_domains(ranks, domains)
-    told = tuple(tuple(some) for some in domains)
-    check_partition(told, ranks, f" of {call}, which has {ranks},")
-    if safe > len(told):
-        what = f"{safe} of {len(told)} domains cannot be lost"
+    checked = tuple(tuple(some) for some in domains)
+    check_partition(checked, ranks, f" of {call}, which has {ranks},")
+    if safe > len(checked):
+        what = f"{safe} of {len(checked)} domains cannot be lost"
         fail(
             "E690",
             what,
             Label("--lose", where=str(safe)),
-            remedy=f"write --lose {len(told)} or less, or make more domains",
+            remedy=f"write --lose {len(checked)} or less, or make more domains",
         )
-    stretches = [foreseen.stretch(some) for some in told]
+    stretches = [foreseen.stretch(some) for some in checked]
     ranked = rank_schemes(stretches, safe, max(2, safe), protect)
-    return VaultPlan(foreseen, told, ranked[0], tuple(ranked), replays)
+    return VaultPlan(foreseen, checked, ranked[0], tuple(ranked), replays)
 
 
 def get_domains(call: str, given: Given | None = None) -> tuple[tuple[int, ...], ...]:

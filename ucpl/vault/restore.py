@@ -193,19 +193,19 @@ def read_state(source: str) -> dict[str, object]:
     return ranks_json(memory.commit, memory.job)
 
 
-def write_ranks_json(told: Mapping[str, object], target: Path) -> Path | None:
+def write_ranks_json(record: Mapping[str, object], target: Path) -> Path | None:
     """Write the JSON of the ranks into the target folder.
 
     If the target is a file, the JSON is written next to it.
 
     Returns its path. None: there is no JSON, or the target is not on this machine. Raises: UcplError E503.
     """
-    if not told.get("ranks") or not target.exists():
+    if not record.get("ranks") or not target.exists():
         return None
     where = target / STATE if target.is_dir() else target.with_name(f"{target.name}.{Path(STATE).name}")
     try:
         where.parent.mkdir(exist_ok=True)
-        write_whole(where, ranks_json_text(told))
+        write_whole(where, ranks_json_text(record))
     except OSError as error:
         what = f"{where} cannot be written: {error.strerror or error}"
         remedy = "the tensors are restored: `ucpl vault persist` also writes the JSON"

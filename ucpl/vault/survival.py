@@ -147,7 +147,7 @@ class Survival:
             return
         block = self.block(among)
         for group in groups:
-            lacking = {
+            missing = {
                 place: [
                     (max(low, number * block) - number * block, min(high, (number + 1) * block) - number * block)
                     for low, high in _held(self.stretches[among[place]])
@@ -158,7 +158,7 @@ class Survival:
             }
             parity = sum(1 for place, _ in group.parity if place in places)
             numbers = dict(group.data)
-            for low, high, mine in _cut(lacking):
+            for low, high, mine in _cut(missing):
                 if len(mine) + parity > len(group.parity):
                     for place in mine:
                         yield place, (numbers[place] * block + low, numbers[place] * block + high)

@@ -24,28 +24,28 @@ def why_not_committed(home: Path, job: Job, run: str, generation: int, *, is_fir
     holders = get_domains(home, job)
     saved = get_shards(holders, job)
     steps: dict[int, list[int]] = {}  # by the step that they called it
-    lacking = []
+    unsaved = []
     for rank in range(job.ranks):
         mine = [shard for shard, _ in saved.get(rank, []) if (shard.generation, shard.run) == (generation, run)]
         if mine:
             steps.setdefault(mine[0].step, []).append(rank)
         else:
-            lacking.append(rank)
+            unsaved.append(rank)
     if len(steps) > 1:
-        told = ", ".join(f"{_ranks(ranks)} step {step}" for step, ranks in sorted(steps.items()))
-        return f"all ranks must save the same step, but {told} was saved", True
-    if lacking:
-        newer = [r for r in lacking if any(s.run == run and s.generation > generation for s, _ in saved.get(r, []))]
+        text = ", ".join(f"{_ranks(ranks)} step {step}" for step, ranks in sorted(steps.items()))
+        return f"all ranks must save the same step, but {text} was saved", True
+    if unsaved:
+        newer = [r for r in unsaved if any(s.run == run and s.generation > generation for s, _ in saved.get(r, []))]
         if newer:
             return f"{_ranks(newer)} saved more often: all ranks must save equally often", True
-        told = f"{_ranks(lacking)} did not save it, withdrew it or still digests it"
-        return f"{told}: all ranks must save equally often", not is_first
+        text = f"{_ranks(unsaved)} did not save it, withdrew it or still digests it"
+        return f"{text}: all ranks must save equally often", not is_first
     away = [where.number for where in holders if isinstance(where, Domain) and not is_locked(where.lock("server"))]
     if away:
         return f"no server runs for {_domains(away)} (`ucpl vault serve {home} --domain {away[0]}`)", True
     silent = [where.number for where in holders if not any(_votes(where, job, generation))]
-    told = f"{_domains(silent)} has not voted" if silent else "all domains voted for it, and it is not committed"
-    return f"{told}: see the output of its server", False
+    text = f"{_domains(silent)} has not voted" if silent else "all domains voted for it, and it is not committed"
+    return f"{text}: see the output of its server", False
 
 
 def _votes(where: AnyDomain, job: Job, generation: int) -> list[bool]:

@@ -91,18 +91,18 @@ def read_job(home: Path) -> Job | None:
 
     The majority of the local domains and the list of hosts decide.
     """
-    said: dict[bytes, int] = {}
+    votes: dict[bytes, int] = {}
     for number in domains_of(home):
         data = None
         with suppress(OSError):  # of one domain: others say it, too
             data = read_sealed(Domain(home, number).job())
         if data is not None and Job.of(data) is not None:
-            said[data] = said.get(data, 0) + 1
+            votes[data] = votes.get(data, 0) + 1
     with suppress(OSError):
         hosts = hosts_at(home)
         if hosts is not None and Job.of(hosts.job) is not None:
-            said[hosts.job] = said.get(hosts.job, 0) + 1
-    return Job.of(max(sorted(said), key=said.__getitem__)) if said else None
+            votes[hosts.job] = votes.get(hosts.job, 0) + 1
+    return Job.of(max(sorted(votes), key=votes.__getitem__)) if votes else None
 
 
 def reject_no_vault(home: Path) -> NoReturn:

@@ -74,9 +74,9 @@ class Hosts:
         write_whole(home / FILE, seal({**self.to_table(), "keys": self.keys, "job": self.job.decode()}))
 
 
-def table_of(told: JsonObject) -> tuple[tuple[Address, ...], tuple[int, ...]]:
+def table_of(parsed: JsonObject) -> tuple[tuple[Address, ...], tuple[int, ...]]:
     """The addresses and seats of a table. Raises: ValueError."""
-    at, seats = told.get("at"), told.get("seats")
+    at, seats = parsed.get("at"), parsed.get("seats")
     if not isinstance(at, list) or not isinstance(seats, list) or len(at) != len(seats):
         raise ValueError("a table of hosts")
     found: list[Address] = []
@@ -110,12 +110,12 @@ def hosts_at(home: Path) -> Hosts | None:
 
 
 def _parsed(data: bytes | None) -> Hosts | None:
-    told = unseal(data) if data is not None else None
-    if told is None:
+    parsed = unseal(data) if data is not None else None
+    if parsed is None:
         return None
-    keys, job = told.get("keys"), told.get("job")
+    keys, job = parsed.get("keys"), parsed.get("job")
     try:
-        at, seats = table_of(told)
+        at, seats = table_of(parsed)
     except ValueError:
         return None
     if not isinstance(keys, str) or not isinstance(job, str):

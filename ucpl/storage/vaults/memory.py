@@ -518,14 +518,15 @@ class Memory:
             self.read += read
 
     def _refuse(self, rank: int, lost: LostBytes) -> NoReturn:
-        gone = sorted({lost.domain, *lost.lacking})
-        names = ", ".join(f"d{d}" for d in gone)
+        lost_in = sorted({lost.domain, *lost.lacking})
+        names = ", ".join(f"d{d}" for d in lost_in)
+        verb = "is" if len(lost_in) == 1 else "are"
         files = [file.name for file in self.commit.shards[rank].files]
         shown = ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
         fail(
             "E691",
-            f"{self.home}: generation {self.commit.generation} cannot be rebuilt: {names} {'is' if len(gone) == 1 else 'are'}"
-            f" lost or damaged, {self.job.protection} does not restore the data of rank {rank}",
+            f"{self.home}: generation {self.commit.generation} cannot be rebuilt: {names} {verb} lost or damaged"
+            f", {self.job.protection} does not restore the data of rank {rank}",
             Label(str(self.home), f"rank {rank} saved {shown}", where=names),
             remedy=self._alternatives(),
         )

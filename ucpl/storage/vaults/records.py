@@ -62,22 +62,22 @@ def text_digest(data: bytes) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
-def _number(told: Mapping[str, object], name: str, most: int = _SIZE_MAX) -> int:
-    value = told.get(name)
+def _number(fields: Mapping[str, object], name: str, most: int = _SIZE_MAX) -> int:
+    value = fields.get(name)
     if type(value) is not int or not 0 <= value <= most:
         raise _RecordError(name)
     return value
 
 
-def _text(told: Mapping[str, object], name: str) -> str:
-    value = told.get(name)
+def _text(fields: Mapping[str, object], name: str) -> str:
+    value = fields.get(name)
     if not isinstance(value, str):
         raise _RecordError(name)
     return value
 
 
-def _list(told: Mapping[str, object], name: str) -> list[object]:
-    value = told.get(name)
+def _list(fields: Mapping[str, object], name: str) -> list[object]:
+    value = fields.get(name)
     if not isinstance(value, list):
         raise _RecordError(name)
     return value
@@ -97,8 +97,8 @@ def _numbers(value: object, count: int | None = None) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _digests(told: Mapping[str, object], size: int) -> tuple[int, ...]:
-    text = _text(told, "chunks")
+def _digests(fields: Mapping[str, object], size: int) -> tuple[int, ...]:
+    text = _text(fields, "chunks")
     if len(text) != -(-size // CHUNK) * _DIGITS:
         raise _RecordError("chunks")
     return tuple(int(text[i : i + _DIGITS], 16) for i in range(0, len(text), _DIGITS))
@@ -139,29 +139,29 @@ class Job:
         return sum(map(len, self.domains))
 
     def sealed(self) -> bytes:
-        told: JsonObject = {"form": FORM, "job": self.name, "ident": self.ident, "protect": str(self.protection)}
+        fields: JsonObject = {"form": FORM, "job": self.name, "ident": self.ident, "protect": str(self.protection)}
         if self.replays:
-            told |= {"form": _REPLAYING, "replays": self.replays}
-        return seal({**told, "domains": [list(ranks) for ranks in self.domains]})
+            fields |= {"form": _REPLAYING, "replays": self.replays}
+        return seal({**fields, "domains": [list(ranks) for ranks in self.domains]})
 
     @classmethod
     def of(cls, data: bytes | None) -> Job | None:
-        told = unseal(data) if data is not None else None
-        if told is None:
+        fields = unseal(data) if data is not None else None
+        if fields is None:
             return None
         try:
-            domains = tuple(_numbers(ranks) for ranks in _list(told, "domains"))
+            domains = tuple(_numbers(ranks) for ranks in _list(fields, "domains"))
             ranks = sorted(rank for some in domains for rank in some)
             if not ranks or ranks != list(range(len(ranks))) or len(ranks) > _RANKS_MAX:
                 raise _RecordError("domains")
-            replays = _number(told, "replays", REPLAYS_MAX) if "replays" in told else 0
-            if told.get("form") != (_REPLAYING if replays else FORM):
+            replays = _number(fields, "replays", REPLAYS_MAX) if "replays" in fields else 0
+            if fields.get("form") != (_REPLAYING if replays else FORM):
                 raise _RecordError("form")
-            protection, name = Protection.parse(_text(told, "protect")), _text(told, "job")
+            protection, name = Protection.parse(_text(fields, "protect")), _text(fields, "job")
             if not NAME.fullmatch(name):
                 raise _RecordError("job")
             get_sets(len(domains), protection)
-            return cls(name, _text(told, "ident"), domains, protection, replays)
+            return cls(name, _text(fields, "ident"), domains, protection, replays)
         except (ValueError, UcplError):
             return None
 
@@ -240,34 +240,34 @@ class File:
         data: dict[bytes, int] = {}  # most files have equal ends, and each end is stored once
         late = [[one.begin, data.setdefault(one.data, len(data)), list(map(list, one.holes))] for one in self.late]
         segments = [[s.begin, s.size, s.at] for s in self.segments]
-        told: JsonObject = {
+        fields: JsonObject = {
             "name": self.name,
             "size": self.size,
             "segments": segments,
             "crcs": dict(self.crcs),
             "late": late,
         }
-        told["data"] = [one.hex() for one in data]
-        return {**told, "named": [one.to_json() for one in self.named]} if self.named else told
+        fields["data"] = [one.hex() for one in data]
+        return {**fields, "named": [one.to_json() for one in self.named]} if self.named else fields
 
     @classmethod
     def of(cls, value: object, arena: int) -> File:
-        told = _object(value)
-        name, size = _text(told, "name"), _number(told, "size")
+        fields = _object(value)
+        name, size = _text(fields, "name"), _number(fields, "size")
         steps = PurePosixPath(name).parts
         if not steps or name.startswith("/") or "\0" in name or any(s in ("", ".", "..") for s in name.split("/")):
             raise _RecordError("name")
         if max(len(step.encode()) for step in steps) > _STEP_MAX:  # a ValueError, too, of half a character
             raise _RecordError("name")
-        segments = tuple(Segment(*_numbers(one, 3)) for one in _list(told, "segments"))
+        segments = tuple(Segment(*_numbers(one, 3)) for one in _list(fields, "segments"))
         if any(s.begin + s.size > size or s.at + s.size > arena for s in segments):
             raise _RecordError("segments")
-        crcs = _object(told.get("crcs"))
+        crcs = _object(fields.get("crcs"))
         if not all(type(crc) is int and 0 <= crc < 1 << 32 for crc in crcs.values()):
             raise _RecordError("crcs")
-        data = list(map(_bytes, _list(told, "data"))) if "data" in told else []
-        late = tuple(_late(one, size, data) for one in _list(told, "late"))
-        named = tuple(Named.of(one, size) for one in _list(told, "named")) if "named" in told else ()
+        data = list(map(_bytes, _list(fields, "data"))) if "data" in fields else []
+        late = tuple(_late(one, size, data) for one in _list(fields, "late"))
+        named = tuple(Named.of(one, size) for one in _list(fields, "named")) if "named" in fields else ()
         return cls(name, size, segments, {k: v for k, v in crcs.items() if isinstance(v, int)}, late, named)
 
 
@@ -314,12 +314,12 @@ class Files(Sequence[File]):
     def _all(self) -> tuple[File, ...]:
         if self._made is None:
             try:
-                told = json.loads(self.text)
+                fields = json.loads(self.text)
             except (ValueError, RecursionError):
-                told = None
-            if not isinstance(told, list):
+                fields = None
+            if not isinstance(fields, list):
                 raise _RecordError("files")
-            self._made = tuple(File.of(one, self._arena) for one in told)
+            self._made = tuple(File.of(one, self._arena) for one in fields)
         return self._made
 
     def __len__(self) -> int:
@@ -341,14 +341,14 @@ class Files(Sequence[File]):
         return isinstance(other, Sequence) and self._all() == tuple(other)
 
 
-def _rests(told: Mapping[str, object]) -> tuple[int, int, int]:
+def _rests(fields: Mapping[str, object]) -> tuple[int, int, int]:
     """(slot, depth, base) of a text. Raises: ValueError."""
-    slot = _number(told, "slot", WHOLE + REPLAYS_MAX - 1)
-    if "depth" not in told:
+    slot = _number(fields, "slot", WHOLE + REPLAYS_MAX - 1)
+    if "depth" not in fields:
         if slot >= WHOLE:
             raise _RecordError("slot")
         return slot, 0, slot
-    depth, base = _number(told, "depth", REPLAYS_MAX), _number(told, "base", WHOLE - 1)
+    depth, base = _number(fields, "depth", REPLAYS_MAX), _number(fields, "base", WHOLE - 1)
     if not depth or slot != slot_of(depth, base):
         raise _RecordError("depth")
     return slot, depth, base
@@ -385,30 +385,30 @@ class Shard:
     replay: JsonObject = field(factory=dict)
 
     def sealed(self) -> bytes:
-        told: JsonObject = {
+        fields: JsonObject = {
             name: getattr(self, name) for name in ("ident", "run", "generation", "step", "rank", "slot", "size")
         }
         files = self.files
         text = files.text if isinstance(files, Files) else json_text([file.to_json() for file in files])
-        told |= {"chunks": _digits(self.chunks), "files": text, "state": self.state}
+        fields |= {"chunks": _digits(self.chunks), "files": text, "state": self.state}
         if self.depth:
-            told |= {"depth": self.depth, "base": self.base, "replay": self.replay}
-        return seal(told)
+            fields |= {"depth": self.depth, "base": self.base, "replay": self.replay}
+        return seal(fields)
 
     @classmethod
     def of(cls, data: bytes | None) -> Shard | None:
-        told = unseal(data) if data is not None else None
-        if told is None:
+        fields = unseal(data) if data is not None else None
+        if fields is None:
             return None
         try:
-            size = _number(told, "size")
-            within = told.get("files")  # older versions have them in this text
-            files = Files(json_text(within) if isinstance(within, list) else _text(told, "files"), size)
-            slot, depth, base = _rests(told)
+            size = _number(fields, "size")
+            within = fields.get("files")  # older versions have them in this text
+            files = Files(json_text(within) if isinstance(within, list) else _text(fields, "files"), size)
+            slot, depth, base = _rests(fields)
             return cls(
-                _text(told, "ident"), _text(told, "run"), _number(told, "generation"), _number(told, "step"),
-                _number(told, "rank", _RANKS_MAX), slot, size, _digests(told, size), files,
-                _object(told.get("state")), depth, base, _object(told.get("replay")) if depth else {},
+                _text(fields, "ident"), _text(fields, "run"), _number(fields, "generation"), _number(fields, "step"),
+                _number(fields, "rank", _RANKS_MAX), slot, size, _digests(fields, size), files,
+                _object(fields.get("state")), depth, base, _object(fields.get("replay")) if depth else {},
             )  # fmt: skip
         except ValueError:
             return None
@@ -430,9 +430,13 @@ class RunRecord:
 
     @classmethod
     def of(cls, data: bytes | None) -> RunRecord | None:
-        told = unseal(data) if data is not None else None
+        fields = unseal(data) if data is not None else None
         try:
-            return cls(_text(told, "ident"), _text(told, "run"), _number(told, "first")) if told is not None else None
+            return (
+                cls(_text(fields, "ident"), _text(fields, "run"), _number(fields, "first"))
+                if fields is not None
+                else None
+            )
         except ValueError:
             return None
 
@@ -458,23 +462,23 @@ class Parity:
 
     def sealed(self) -> bytes:
         names = ("ident", "run", "generation", "domain", "slot", "block", "size")
-        told: JsonObject = {name: getattr(self, name) for name in names}
+        fields: JsonObject = {name: getattr(self, name) for name in names}
         if self.depth:
-            told |= {"depth": self.depth, "base": self.base}
-        return seal({**told, "chunks": _digits(self.chunks), "shards": dict(self.shards)})
+            fields |= {"depth": self.depth, "base": self.base}
+        return seal({**fields, "chunks": _digits(self.chunks), "shards": dict(self.shards)})
 
     @classmethod
     def of(cls, data: bytes | None) -> Parity | None:
-        told = unseal(data) if data is not None else None
-        if told is None:
+        fields = unseal(data) if data is not None else None
+        if fields is None:
             return None
         try:
-            size = _number(told, "size")
-            shards = _object(told.get("shards"))
-            slot, depth, base = _rests(told)
+            size = _number(fields, "size")
+            shards = _object(fields.get("shards"))
+            slot, depth, base = _rests(fields)
             return cls(
-                _text(told, "ident"), _text(told, "run"), _number(told, "generation"), _number(told, "domain", _RANKS_MAX),
-                slot, _number(told, "block"), size, _digests(told, size),
+                _text(fields, "ident"), _text(fields, "run"), _number(fields, "generation"),
+                _number(fields, "domain", _RANKS_MAX), slot, _number(fields, "block"), size, _digests(fields, size),
                 {rank: str(mark) for rank, mark in shards.items()}, depth, base,
             )  # fmt: skip
         except ValueError:
@@ -505,8 +509,8 @@ class Commit:
 
     def sealed(self) -> bytes:
         texts = [[one.sealed().decode() for one in some] for some in (self.shards, self.parity)]
-        told: JsonObject = {"generation": self.generation, "step": self.step, "shards": texts[0], "parity": texts[1]}
-        return seal({**told, "at": self.at} if self.at else told)
+        fields: JsonObject = {"generation": self.generation, "step": self.step, "shards": texts[0], "parity": texts[1]}
+        return seal({**fields, "at": self.at} if self.at else fields)
 
     @classmethod
     def of(cls, data: bytes | None, job: Job) -> Commit | None:
@@ -516,16 +520,16 @@ class Commit:
 
         Raises nothing.
         """
-        told = unseal(data) if data is not None else None
-        if told is None:
+        fields = unseal(data) if data is not None else None
+        if fields is None:
             return None
         try:
-            shards = [Shard.of(str(one).encode()) for one in _list(told, "shards")]
-            parity = [Parity.of(str(one).encode()) for one in _list(told, "parity")]
+            shards = [Shard.of(str(one).encode()) for one in _list(fields, "shards")]
+            parity = [Parity.of(str(one).encode()) for one in _list(fields, "parity")]
             found = cls(
-                _number(told, "generation"), _number(told, "step"),
+                _number(fields, "generation"), _number(fields, "step"),
                 tuple(s for s in shards if s is not None), tuple(p for p in parity if p is not None),
-                _number(told, "at") if "at" in told else 0,
+                _number(fields, "at") if "at" in fields else 0,
             )  # fmt: skip
         except ValueError:
             return None

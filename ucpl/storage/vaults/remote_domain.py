@@ -61,17 +61,17 @@ class RemoteDomain(AnyDomain):
         """
         if self._holds is None and time.monotonic() < _silent.get(self.address, (0.0, 0.0))[0]:
             raise NoAnswer(f"d{self.number} of {self.home.name} does not answer")
-        line, told = self._line(), {**question, "domain": self.number}
+        line, message = self._line(), {**question, "domain": self.number}
         try:
             if self._holds is not None:
-                return line.check_answer(line.asked(self._holds, told, _until(patience or PATIENCE)))
+                return line.check_answer(line.asked(self._holds, message, _until(patience or PATIENCE)))
             try:
-                answer = line.ask(told, _until(patience or PATIENCE))
+                answer = line.ask(message, _until(patience or PATIENCE))
             except NoAnswer as error:
                 if isinstance(error.__cause__, TimeoutError | AccessDenied | ssl.SSLError):
                     raise
                 line.close()  # of another server, which was here before
-                answer = line.ask(told, _until(patience or PATIENCE))
+                answer = line.ask(message, _until(patience or PATIENCE))
         except NoAnswer:
             before = _silent.get(self.address, (0.0, 0.0))[1]
             wait = min(2 * before, SILENT_MAX) if before else SILENT
@@ -95,12 +95,12 @@ class RemoteDomain(AnyDomain):
 
     def names(self) -> list[str]:
         try:
-            told = json.loads(self.ask({"op": "names"}))
+            message = json.loads(self.ask({"op": "names"}))
         except ValueError:
-            told = None
-        if not isinstance(told, list):
+            message = None
+        if not isinstance(message, list):
             raise OSError(5, f"d{self.number} of {self.home.name} sent no list of names")
-        return [str(name) for name in told]
+        return [str(name) for name in message]
 
     def text(self, name: str, question: object, made: Callable[[bytes], T | None]) -> T | None:
         stamp, found = manifest_cache.cached(self.origin, name, question) or ("", None)

@@ -103,11 +103,11 @@ def _in_arena(file: File, named: Named) -> int:
 
 def _units(shard: Shard) -> Iterator[_Unit]:
     """Raises: ValueError."""
-    told = shard.replay
-    groups, units, by = told.get("groups"), told.get("units"), told.get("by")
+    step_record = shard.replay
+    groups, units, by = step_record.get("groups"), step_record.get("units"), step_record.get("by")
     if not isinstance(groups, list) or not isinstance(units, dict) or not isinstance(by, dict):
         raise _StepRecordError("groups, units, by")
-    if told.get("optimizer") != "AdamW" or not isinstance(by.get("device"), str):
+    if step_record.get("optimizer") != "AdamW" or not isinstance(by.get("device"), str):
         raise _StepRecordError("the optimizer")
     places = {named.name for file in shard.files for named in file.named}
     for place in sorted(places):
@@ -163,8 +163,8 @@ class Replay:
             needed = saved | {name for unit in units for name in (*unit.made, unit.step)}
             if unknown := sorted(needed - base.places.keys()):
                 self._refuse(f"the complete generation has no {unknown[0]}")
-            if lacking := sorted(base.places.keys() - step.places.keys() - step.units.keys()):
-                self._refuse(f"{lacking[0]} was not saved, and no step computes it")
+            if missing := sorted(base.places.keys() - step.places.keys() - step.units.keys()):
+                self._refuse(f"{missing[0]} was not saved, and no step computes it")
             for unit in units:
                 kinds = {(p.size, p.dtype, p.shape) for name in unit.weights if (p := base.places[name].named)}
                 if len(kinds) != 1:
@@ -241,8 +241,10 @@ class Replay:
         step = self._steps[number]
         here = environment(unit.device)
         if here != unit.by:
-            told = (", ".join(f"{name} {value}" for name, value in one.items()) for one in (unit.by, here))
-            self._refuse(f"it was trained with {next(told)}, and this is {next(told)}: the bits may differ")
+            step_record = (", ".join(f"{name} {value}" for name, value in one.items()) for one in (unit.by, here))
+            self._refuse(
+                f"it was trained with {next(step_record)}, and this is {next(step_record)}: the bits may differ"
+            )
         before = self._steps[number - 1]
         earlier: dict[str, dict[str, memoryview]] = {}
 
