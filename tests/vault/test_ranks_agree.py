@@ -90,7 +90,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, ...], str]] = {
     "JSON that raises": ({"state": OddDict(a=1)}, (1,), "it changed meanwhile"),
     "JSON that is none, where ranks gather": (TOGETHER | {"state": {"x": object()}}, (1,), "not small JSON"),
     "an error without words": ({"what": {"x": Silent()}}, (1,), "Mute"),
-    "JSON of one key twice": ({"state": {1: "a", "1": "b"}}, (0,), "one as JSON"),
+    "JSON of one key twice": ({"state": {1: "a", "1": "b"}}, (0,), "equal as JSON"),
 }
 
 
