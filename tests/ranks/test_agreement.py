@@ -177,7 +177,7 @@ def resharding(case: str, odd: bool, top: Path) -> None:
 RESHARDING = {
     "another dtype": ("E640: w is torch.float64, the layout says f32", "E644: rank 1 failed: w is torch.float64"),
     "another shape": ("E640: w is [4, 6], the layout says [5, 6]", "E644: rank 1 failed: w is [4, 6]"),
-    "a tensor less": ("E640: w of parts", "E644: rank 1 failed: w of parts(tp = 2): it is not given"),
+    "a tensor less": ("E640: w of parts", "E644: rank 1 failed: w of parts(tp = 2): it is missing"),
     "a tensor more": ("E640: x of parts", "E644: rank 1 failed: x of parts"),
     "sparse": (
         "E640: w of parts(tp = 2) is a tensor of torch.float32 and layout torch.sparse_coo",
