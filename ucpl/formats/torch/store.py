@@ -67,6 +67,13 @@ class Generic:
         texts = carried_texts(source)
         tracker = structure.settings.get("tracker")
         if tracker:
+            if str(tracker) in {*names, *texts}:
+                fail(
+                    "E507",
+                    f"the tracker `{tracker}` is another file of the target, too",
+                    Label("<target>", where=f'tracker = "{tracker}"'),
+                    remedy='tracker = "latest.txt", or another name that no file of the target has',
+                )
             texts[str(tracker)] = f"{structure.settings.get('step', '')}\n"
         held = [value for found in beside.values() for _, value in found]
         unsafe = tuple(sorted({name for value in held for name in unsafe_globals(value)}))
