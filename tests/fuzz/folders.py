@@ -26,8 +26,8 @@ from ucpl.extents import TensorRef
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.pickles import dump_pickle
 from ucpl.files.torch_files import TorchFile, read_torch_file
+from ucpl.formats.named_files import below, open_files
 from ucpl.formats.opening import framework, open_checkpoint
-from ucpl.formats.torch.store import below, open_files
 from ucpl.planning.plan import Plan
 
 # The forms in which each kind of source is written, without planning anew: the writers' own reading of carried values.

@@ -29,6 +29,9 @@ OTHERS = {
 }
 
 
+SHARED = ("folders", "info_keys", "leaving", "named_files", "opening", "overlooked")
+
+
 class Other(Format):
     name = "other"
     place = 5
@@ -95,6 +98,24 @@ def test_no_other_code_has_a_formats_name() -> None:
             ):
                 found.add((name, node.value))
     assert found == OTHERS
+
+
+def test_no_other_code_imports_the_code_of_one_format() -> None:
+    """Other rooms import the shared modules of `formats` alone; a record imports the rest."""
+    shared = {"ucpl.formats", *(f"ucpl.formats.{name}" for name in SHARED)}
+    found = set()
+    for path in sorted(UCPL.rglob("*.py")):
+        if path.is_relative_to(UCPL / "formats"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            found |= {
+                (path.relative_to(UCPL).as_posix(), name)
+                for name in names
+                if name.startswith("ucpl.formats.") and ".".join(name.split(".")[:3]) not in shared
+            }
+    assert found == set()
 
 
 @pytest.mark.parametrize("group", ["ucpl.specs", "pytest11", "nobody.s"])

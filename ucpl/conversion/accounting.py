@@ -17,11 +17,8 @@ from ucpl.extents.account import Account, AccountEntry, Fate, NotRead, entries_o
 from ucpl.files.carrying import unlike_callers
 from ucpl.files.groups import has_groups_alone
 from ucpl.files.skipping import ALL, SKIP
-from ucpl.formats.deepspeed.affine import INFO
-from ucpl.formats.deepspeed.info_keys import is_in, unknown_info
-from ucpl.formats.deepspeed.names import is_apart, is_of_expert
 from ucpl.formats.folders import sorted_into
-from ucpl.formats.huggingface.config import written
+from ucpl.formats.info_keys import INFO, is_in, unknown_info
 from ucpl.formats.leaving import DESCRIBING, EMPTY, EXTRA, LAYERS, SCALE, SCALED, TEXTS, keeps_all, left_values
 from ucpl.formats.overlooked import not_read_of
 from ucpl.registry import degree_of, format_named
@@ -146,11 +143,10 @@ def _values(plan: Recipe, source: Checkpoint) -> Iterator[Item]:
     """What continues a run, of the framework, and what describes its files."""
     left = left_values(source, plan.target)
     gone = frozenset(plan.gone.get("names", ()))
-    keeps_layers = keeps_all(plan.target.framework) or any(
-        is_apart(t.file) and not is_of_expert(t.file) for t in plan.targets
-    )
-    has_scaler = format_named(plan.target.framework).has_scaler(plan.target.settings)
-    described = format_named(plan.target.framework).cuts_described(source, plan.target)
+    target = format_named(plan.target.framework)
+    keeps_layers = keeps_all(plan.target.framework) or target.has_layer_files(plan.targets)
+    has_scaler = target.has_scaler(plan.target.settings)
+    described = target.cuts_described(source, plan.target)
     cuts = {"/".join(map(str, path)): path for path in _unknown_cuts(source)}
     for blob, key in _blobs(source):
         name = blob if key is None else key if blob == EMPTY else f"{key} of {_BY_KEY.get(blob, 'the module')}"
@@ -272,7 +268,7 @@ def _files(plan: Recipe, source: Checkpoint, not_read: tuple[NotRead, ...]) -> I
             yield fate, "file", name, why
 
     left = left_values(source, plan.target).get(TEXTS)
-    some = written(source, plan.targets).left if format_named(plan.target.framework).has_model_files else {}
+    some = format_named(plan.target.framework).texts_written(source, plan.targets).left
     for name in _texts(source):
         why = left or some.get(name, "")
         yield from item("dropped" if why else "moved", name, why)

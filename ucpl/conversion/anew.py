@@ -19,6 +19,7 @@ from attrs import evolve, field
 from ucpl.errors import UcplError
 from ucpl.extents import DTYPES
 from ucpl.records import frozen
+from ucpl.registry import format_of_models
 from ucpl.storage.reading import fetch_all
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def own_names(checkpoint: Checkpoint, name: str) -> dict[str, str]:
 
 def wished(made: Prepared, container: Container, name: str, files: tuple[str, ...]) -> Wish:
     """What the target's files of this name should hold. Raises: UcplError, where their headers cannot be read."""
-    from ucpl.formats.torch.store import open_files
+    from ucpl.formats.named_files import open_files
 
     source, plan = made.checkpoint, made.plan
     assert source is not None
@@ -267,8 +268,6 @@ def _numel(shape: tuple[int, ...]) -> int:
 
 def with_dtype(container: Container, made: tuple[Anew, ...]) -> dict[str, str]:
     """config.json with the dtype and vocabulary of the model's files; nothing if it has these, or if there is no such file."""
-    from ucpl.formats.huggingface.config import rewritten
-
     whole = [one for one in made if Path(one.wish.name).stem in ("model", "pytorch_model")]
     if not whole or all(file.name != CONFIG for file in container.files):
         return {}
@@ -277,5 +276,5 @@ def with_dtype(container: Container, made: tuple[Anew, ...]) -> dict[str, str]:
     except UnicodeDecodeError:
         return {}
     targets = whole[0].plan.targets
-    now, _ = rewritten(text, None, targets, {str(t.key[-1]): t.shape for t in targets})
+    now = format_of_models().config_rewritten(text, targets)
     return {CONFIG: now} if now != text else {}

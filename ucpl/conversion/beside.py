@@ -18,7 +18,7 @@ from attrs import evolve, field
 from ucpl.errors import Diagnostic, Label, UcplError, catalogue, plural
 from ucpl.extents import doubt
 from ucpl.records import define, frozen
-from ucpl.registry import format_named
+from ucpl.registry import format_named, format_of_models
 from ucpl.storage.reading import fetch_all
 
 if TYPE_CHECKING:
@@ -102,11 +102,10 @@ def _agreement(checkpoint: Checkpoint, placement: Placement, name: str, bounds: 
     from ucpl.conversion.anew import own_names
     from ucpl.conversion.keywords import options_from
     from ucpl.conversion.opening import infer
-    from ucpl.formats.huggingface.store import HuggingFace
     from ucpl.verification.companions import Agreement, agreement
 
     assert checkpoint.container is not None
-    there = HuggingFace().open_named(checkpoint.container.top, [name])
+    there = format_of_models().open_named(checkpoint.container.top, [name])
     own = own_names(checkpoint, name)
     seconds = {
         alias: checkpoint.state.aliases[alias]
@@ -128,12 +127,10 @@ def _agreement(checkpoint: Checkpoint, placement: Placement, name: str, bounds: 
 
 def _called(model: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
     """These tensors of a model's files alone, under other names, no two of which are one, as `infer` looks for them."""
-    from ucpl.formats.huggingface.store import FILE
-
     extents: dict[tuple[str, Key], Extent] = {}
     for (_, key), extent in model.extents.items():
         if (name := names.get(str(key[0]))) is not None:
-            extents[FILE, (name,)] = evolve(extent, key=(name,))
+            extents[format_of_models().weights_file, (name,)] = evolve(extent, key=(name,))
     tensors = tuple(evolve(t, name=names[t.name]) for t in model.state.tensors if t.name in names)
     state = evolve(model.state, tensors=tensors, aliases={})
     return evolve(model, extents=extents, state=state, container=None)

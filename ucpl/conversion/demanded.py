@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ucpl.errors import Diagnostic, UcplError
 from ucpl.records import frozen
-from ucpl.registry import format_named
+from ucpl.registry import format_named, format_of_models
 
 if TYPE_CHECKING:
     from ucpl.conversion.side import Side
@@ -83,11 +83,13 @@ def _beside(plan: Plan, source: Checkpoint) -> tuple[str, ...]:
         return ()
     from ucpl.files.demands import LoaderView, unmet
     from ucpl.files.model_texts import config_at
-    from ucpl.formats.huggingface.demands import DEMANDS
 
     if all(file.name != "config.json" for file in container.files) or (config := config_at(container.top)) is None:
         return ()
-    return tuple(one.message for one in unmet(DEMANDS, LoaderView(str(container.top), _stored(plan), config)))
+    return tuple(
+        one.message
+        for one in unmet(format_of_models().store().demands, LoaderView(str(container.top), _stored(plan), config))
+    )
 
 
 def _renamed(plan: Plan, source: Checkpoint, side: Side) -> tuple[str, ...]:
@@ -96,10 +98,9 @@ def _renamed(plan: Plan, source: Checkpoint, side: Side) -> tuple[str, ...]:
     if not here.has_model_files or there.has_model_files or not side.called.is_of_any:
         return ()
     from ucpl.files.model_texts import config_of
-    from ucpl.formats.huggingface.demands import renamed_at_load
 
     config = config_of(source)
-    note = renamed_at_load(config, _stored(plan)) if config is not None else ""
+    note = here.renamed_at_load(config, _stored(plan)) if config is not None else ""
     return (note,) if note else ()
 
 
@@ -112,11 +113,10 @@ def _stored(plan: Plan) -> dict[str, tuple[int, ...]]:
 
 def _config_written(plan: Plan, source: Checkpoint) -> tuple[dict[str, Json] | None, tuple[str, ...]]:
     """config.json of a Hugging Face target, and notes on what is written anew in it."""
-    if not format_named(plan.target.framework).has_model_files:
+    target = format_named(plan.target.framework)
+    if not target.has_model_files:
         return None, ()
-    from ucpl.formats.huggingface.config import written
-
-    made = written(source, plan.targets)
+    made = target.texts_written(source, plan.targets)
     notes = (*made.notes, *(f"{name} is left out: {why}" for name, why in made.left.items()))
     text = made.texts.get("config.json")
     if text is None or not _stored(plan):

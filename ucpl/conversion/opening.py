@@ -17,7 +17,7 @@ from ucpl.conversion.side import located
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents.account import NotRead
 from ucpl.files.skipping import ALL, SKIP, Skipped, skipping
-from ucpl.registry import format_named
+from ucpl.registry import format_named, format_of_models
 from ucpl.storage.lifetimes import owned_scope
 from ucpl.storage.resolve_url import resolve_source
 from ucpl.texts import is_endless, json_object, read_text
@@ -25,7 +25,7 @@ from ucpl.texts import is_endless, json_object, read_text
 if TYPE_CHECKING:
     from ucpl.extents import Key
     from ucpl.files.checkpoint import Checkpoint, Order
-    from ucpl.formats.torch.store import Aside
+    from ucpl.formats.named_files import Aside
     from ucpl.inference.infer import Inferred
     from ucpl.language import nodes
     from ucpl.placement import Placement
@@ -70,12 +70,11 @@ def _opened(here: Path, layout: Called | None, given: Given) -> Checkpoint:
     layout = without_order(layout) if layout is not None else None
     if layout is None or not os.path.exists(here):
         return read(here, order)
-    from ucpl.formats.huggingface.store import FILE, HuggingFace
-    from ucpl.formats.torch.store import below, open_files
+    from ucpl.formats.named_files import below, open_files
 
-    names = _safetensors_of(layout, here)
-    if names and not (layout.is_of_any and set(names) <= {FILE}):
-        return HuggingFace().open_named(here, names)
+    names, models = _safetensors_of(layout, here), format_of_models()
+    if names and not (layout.is_of_any and set(names) <= {models.weights_file}):
+        return models.open_named(here, names)
     if layout.is_of_any:
         return _with_prefix(_with_master(read(here, order), layout), layout)
     known = evolve(given, config=given.config if given.config is not None else _config_beside(here))
@@ -230,9 +229,7 @@ def _opened_for(plan: Plan, path: str | Path) -> Checkpoint:
     is_whole = all((t.file, t.key) in opened.extents for t in plan.sources)  # else the run says what it lacks
     of_modules = format_named(plan.target.framework).needs_modules(plan.target.settings)
     if not is_whole and format_named(opened.format).has_layers_stacked and of_modules:
-        from ucpl.formats.megatron.stacks import in_modules
-
-        opened = in_modules(opened)
+        opened = format_named(opened.format).in_modules(opened)
         is_whole = all((t.file, t.key) in opened.extents for t in plan.sources)
     if plan.unread is not None and is_whole:
         if format_named(plan.source.framework).is_of_a_spec:
@@ -243,7 +240,7 @@ def _opened_for(plan: Plan, path: str | Path) -> Checkpoint:
 
 def _files_of(plan: Plan, here: Path) -> Checkpoint:
     """The files that a plan names, which nothing else describes."""
-    from ucpl.formats.torch.store import below, open_files
+    from ucpl.formats.named_files import below, open_files
 
     values = [(w.source_file, w.source_key) for b in plan.target.blobs for w in (*b.ways, *b.alike)]
     return open_files(here, [*(t.file for t in plan.sources), *(f for f, _ in values)], below(values))
@@ -254,8 +251,8 @@ def open_alike(path: str | Path, placement: Placement) -> Checkpoint:
 
     Raises: UcplError, exit 3.
     """
+    from ucpl.formats.named_files import below, open_files
     from ucpl.formats.opening import open_checkpoint as read
-    from ucpl.formats.torch.store import below, open_files
 
     here = _demand_stored(path)
     names = dict.fromkeys(home.file for part in placement.parts for home in part.homes)
@@ -269,7 +266,6 @@ def open_alike(path: str | Path, placement: Placement) -> Checkpoint:
 
 def _safetensors_of(layout: Called, here: Path) -> tuple[str, ...]:
     """The files that a layout of framework huggingface() names, where the folder is one of these and they are said in full."""
-    from ucpl.formats.huggingface.store import HuggingFace
     from ucpl.language import nodes
     from ucpl.layout.statements import items_of
 
@@ -283,7 +279,7 @@ def _safetensors_of(layout: Called, here: Path) -> tuple[str, ...]:
         names
         if is_plain
         and format_named("".join(frameworks[-1:])).has_model_files
-        and (below or HuggingFace().recognises(here))
+        and (below or format_of_models().store().recognises(here))
         else ()
     )
 
@@ -314,13 +310,11 @@ def _files_like(layout: Called, here: Path) -> tuple[list[str], Aside] | None:
 
 def read_named(here: Path, framework: str, files: Iterable[str]) -> Checkpoint | None:
     """A Hugging Face folder whose weights have names of their own. None: it is read by what it has."""
-    from ucpl.formats.huggingface.store import FILE, HuggingFace
-
     names = tuple(files)
-    store = HuggingFace()
-    if framework != store.name or set(names) <= {FILE} or not here.exists():
+    models = format_of_models()
+    if framework != models.name or set(names) <= {models.weights_file} or not here.exists():
         return None
-    return store.open_named(here, names)
+    return models.open_named(here, names)
 
 
 def load_plan(path: str | Path) -> Plan:

@@ -102,14 +102,13 @@ def _look_again(target: Path, plan: Plan, known: Checkpoint | None) -> None:
     """
     from ucpl.conversion.opening import read_named
     from ucpl.files.watching import reading
+    from ucpl.formats.named_files import open_files
     from ucpl.formats.opening import open_checkpoint
-    from ucpl.formats.torch.store import open_files
     from ucpl.runtime.rows import fit
     from ucpl.verification.group_values import unlike_hypers
 
     written = [t for t in plan.targets if t.numel]
     described = format_named(plan.target.framework).is_of_a_spec  # files that nothing but a layout describes
-    in_buckets = plan.target.settings.get("optimizer") == "dp_reshardable"
     with reading(target):
         if target.is_file():  # one file, called as the target is
             written = [evolve(t, file=target.name) for t in written]
@@ -118,11 +117,7 @@ def _look_again(target: Path, plan: Plan, known: Checkpoint | None) -> None:
             opened = open_files(target, files)
         else:
             opened = read_named(target, plan.target.framework, files) or open_checkpoint(target)
-    if in_buckets:  # the plan names modules and places in buckets; a reader gives stacks, and boxes of parameters
-        from ucpl.formats.megatron.buckets_writing import as_read
-        from ucpl.formats.megatron.stacks import in_modules
-
-        written, opened = as_read(written), in_modules(opened)
+    written, opened = format_named(plan.target.framework).as_read(plan.target.settings, written, opened)
     fit(written, opened.extents, "target")
     if found := tuple(unlike_hypers(known, opened, "E609") if known is not None else ()):
         raise UcplError(*found)

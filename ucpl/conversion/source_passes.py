@@ -64,9 +64,7 @@ def _unstacked(opened: Opened) -> Opened:
         return opened
     if not target.format.asks_modules(target.layout, target.call):
         return opened
-    from ucpl.formats.megatron.stacks import in_modules
-
-    return evolve(opened, checkpoint=in_modules(checkpoint))
+    return evolve(opened, checkpoint=format_named(checkpoint.format).in_modules(checkpoint))
 
 
 def _resized(opened: Opened) -> Opened:
@@ -140,7 +138,7 @@ def few(texts: Sequence[str]) -> str:
 def config_of(checkpoint: Checkpoint, config: Config | None) -> Config | None:
     """The given config.json, else one in the checkpoint or its folder."""
     from ucpl.files.model_texts import config_at
-    from ucpl.formats.huggingface.store import config_of as own
+    from ucpl.files.model_texts import config_of as own
 
     if config is not None:
         return config

@@ -18,7 +18,7 @@ from attrs import evolve
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import DTYPES
 from ucpl.records import frozen
-from ucpl.registry import format_named
+from ucpl.registry import Format, format_named, formats
 
 if TYPE_CHECKING:
     from ucpl.conversion.given import Called, Given, Inherited
@@ -120,9 +120,7 @@ def wished(one: Called, source: Side, given: Given) -> Given:
 
 def _accumulates_wide(checkpoint: Checkpoint) -> bool:
     """Whether DeepSpeed, told bf16 in this configuration, takes BF16_Optimizer at stage 1."""
-    from ucpl.formats.deepspeed.config import accumulates_wide
-
-    return accumulates_wide(checkpoint)
+    return any(one.accumulates_wide(checkpoint) for one in formats().values())
 
 
 def in_other_dtype(given: Given, source: Side, change: Change) -> Given:
@@ -242,18 +240,17 @@ def _told(source: Side, target: Side, change: Change, alone: dict[str, str]) -> 
         how = "is widened" if change.now == _WHOLE else "is rounded to nearest even"
         out.append(f"weight of {first}{more} {how}, {dtype} to {change.now}: the source keeps no master of it")
     if source.checkpoint is not None and format_named(target.layout.framework).has_engine:
-        out += _scaling(source.checkpoint, change)
+        out += _scaling(format_named(target.layout.framework), source.checkpoint, change)
     if change.now == "f16" and target.layout.settings.get("stage") == 3:
         out.append(_UNSEEN)
     return tuple(out)
 
 
-def _scaling(checkpoint: Checkpoint, change: Change) -> list[str]:
-    from ucpl.formats.deepspeed.config import scaling_told
-
+def _scaling(target: Format, checkpoint: Checkpoint, change: Change) -> list[str]:
     if "f16" not in (change.was, change.now):
         return []
-    return [scaling_told(checkpoint, change.now == "f16")]
+    note = target.scaling_note(checkpoint, is_fp16=change.now == "f16")
+    return [note] if note else []
 
 
 # ---- what a side says ----------------------------------------------------------------------------------------------

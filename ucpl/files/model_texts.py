@@ -9,15 +9,19 @@ import json
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
+from attrs import field
+
 from ucpl.extents.account import NotRead
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.texts import read_small
 from ucpl.files.watching import reading
+from ucpl.records import frozen
 from ucpl.texts import Json
 
 __all__ = [
     "TEXTS",
     "TEXT_BYTES_MAX",
+    "WrittenTexts",
     "carried_files",
     "carried_texts",
     "config_at",
@@ -31,6 +35,15 @@ TEXT_BYTES_MAX = 64 << 20
 _TEXT = (".json", ".txt", ".jinja", ".md")
 _TOKENIZER = (".model", ".spm", ".bpe", ".tiktoken", ".vocab")  # of these, some are no texts
 _MAPPED = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
+
+
+@frozen(eq=False)
+class WrittenTexts:
+    """Texts of a target by name, notes on changes, and reasons for texts left out."""
+
+    texts: dict[str, str] = field(factory=dict)
+    notes: tuple[str, ...] = ()
+    left: dict[str, str] = field(factory=dict)
 
 
 def read_texts(folder: Path) -> tuple[dict[str, str | bytes], list[NotRead]]:

@@ -5,10 +5,14 @@ Not here: client_state and groups, which all formats of runs keep (conversion.ac
 
 from __future__ import annotations
 
-from ucpl.extents import Structure
+from collections.abc import Mapping
+from pathlib import Path
+
+from ucpl.extents import Structure, TrainState
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.model_texts import TEXTS
-from ucpl.registry import format_named
+from ucpl.files.values import Empty, Value
+from ucpl.registry import format_named, formats
 
 __all__ = [
     "DESCRIBING",
@@ -19,9 +23,11 @@ __all__ = [
     "SCALE",
     "SCALED",
     "TEXTS",
+    "empty_tensors",
     "keeps_all",
     "left_values",
     "objects_advice",
+    "run_values",
 ]
 
 # The file of Lightning's FSDPStrategy for values in no chunk: loops, callbacks, schedulers.
@@ -87,3 +93,16 @@ def objects_advice(source: Checkpoint) -> tuple[str, ...]:
         return ()
     shown = ", ".join(names[:2]) + (", ..." if len(names) > 2 else "")
     return (f"random states and other objects of Megatron's ranks are left out, {len(names)} in all: {shown}",)
+
+
+def empty_tensors(state: TrainState, root: Path) -> dict[str, Empty]:
+    """Tensors without elements by name; plans do not have them."""
+    noted = Value(root, "plain.pt", (), state.blobs, "E481").find(EMPTY)
+    return {name: Empty.of(value) for name, value in noted.named()} if noted is not None else {}
+
+
+def run_values(carried: Mapping[object, object]) -> dict[object, object]:
+    """Values of a run without those of its degrees and files, in the view of all formats."""
+    for one in formats().values():
+        carried = one.run_values(carried)
+    return dict(carried)

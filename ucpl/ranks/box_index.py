@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Extent, Scalar, TensorRef, key_text
-from ucpl.formats.plain.store import empty_tensors
+from ucpl.formats.leaving import empty_tensors
 from ucpl.layout.layout import Policy
 from ucpl.live.tensors import tensor_of
 from ucpl.placement.placement import LOOSE

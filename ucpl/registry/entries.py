@@ -9,7 +9,7 @@ from ucpl.errors import Label, fail
 from ucpl.installed import entry_points
 from ucpl.registry.format import Format
 
-__all__ = ["GROUP", "format_named", "format_of_layout", "formats"]
+__all__ = ["GROUP", "format_named", "format_of_layout", "format_of_models", "formats"]
 
 GROUP = "ucpl.formats"
 _NONE = Format()
@@ -44,3 +44,9 @@ def format_named(name: str) -> Format:
 def format_of_layout(name: str) -> Format:
     """The format for which a layout of this name ships."""
     return next((one for one in formats().values() if name in one.layouts), _NONE)
+
+
+@cache
+def format_of_models() -> Format:
+    """The format of a model's own folder, with config.json next to its weights."""
+    return next((one for one in formats().values() if one.has_model_files), _NONE)

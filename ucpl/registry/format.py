@@ -6,17 +6,19 @@ when they are called. Other rooms ask for a flag of this record, never for a for
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ucpl.extents import Structure
+    from ucpl.extents import StoredTensor, Structure
     from ucpl.files.checkpoint import Checkpoint, Framework, Order
+    from ucpl.files.model_texts import WrittenTexts
     from ucpl.inference.parallel import Base, Extended
     from ucpl.language import nodes
     from ucpl.layout import Layout
+    from ucpl.texts import Json
 
 __all__ = ["Format", "degree_of"]
 
@@ -108,6 +110,53 @@ class Format:
     def store(self) -> Framework:
         """The reader and writer of its files."""
         raise NotImplementedError
+
+    weights_file: ClassVar[str] = ""
+    """The file that layouts name for all weights of a model's folder."""
+
+    def open_named(self, path: Path, names: Sequence[str]) -> Checkpoint:
+        """Open the files of weights that a layout names, in a model's folder."""
+        raise NotImplementedError
+
+    def texts_written(self, source: Checkpoint, targets: Sequence[StoredTensor]) -> WrittenTexts:
+        """Texts of a target next to its tensors, as config.json."""
+        from ucpl.files.model_texts import WrittenTexts
+
+        return WrittenTexts()
+
+    def config_rewritten(self, config: str, targets: Sequence[StoredTensor]) -> str:
+        """config.json as it fits these tensors."""
+        return config
+
+    def renamed_at_load(self, config: Mapping[str, Json], stored: Mapping[str, tuple[int, ...]]) -> str:
+        """A note on names that a loader changes; empty if it changes none. stored: shapes by name."""
+        return ""
+
+    def in_modules(self, checkpoint: Checkpoint) -> Checkpoint:
+        """A checkpoint with one tensor for each layer and expert."""
+        return checkpoint
+
+    def as_read(
+        self, settings: Mapping[str, object], targets: list[StoredTensor], opened: Checkpoint
+    ) -> tuple[list[StoredTensor], Checkpoint]:
+        """Targets of a plan and the opened target, under the same keys."""
+        return targets, opened
+
+    def run_values(self, carried: Mapping[object, object]) -> Mapping[object, object]:
+        """Values of a run without those of its degrees and files."""
+        return carried
+
+    def accumulates_wide(self, source: Checkpoint) -> bool:
+        """True if its engine accumulates gradients in f32 for the configuration of a source."""
+        return False
+
+    def scaling_note(self, source: Checkpoint, *, is_fp16: bool) -> str:
+        """A note on a target with another loss scaling."""
+        return ""
+
+    def has_layer_files(self, targets: Sequence[StoredTensor]) -> bool:
+        """True if a target has files of single layers."""
+        return False
 
     def known_globals(self) -> frozenset[str]:
         """Classes that its own files name and that it needs, although torch.load(weights_only=True) refuses them."""

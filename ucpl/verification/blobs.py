@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ucpl.errors import Diagnostic, Label, UcplError, catalogue
 from ucpl.extents import BlobWay, Key, key_text
 from ucpl.files.checkpoint import Checkpoint
-from ucpl.formats.torch.store import Values
+from ucpl.formats.named_files import Values
 from ucpl.verification.envelopes import Difference
 from ucpl.verification.values import ValueTensors, apart
 

@@ -20,7 +20,7 @@ from ucpl.extents.parallel_facts import CarriedByRank
 from ucpl.files.carrying import unlike_callers
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.scalars import number_of
-from ucpl.formats.megatron.legacy_arguments import besides_degrees
+from ucpl.formats.leaving import run_values
 from ucpl.records import define, frozen
 from ucpl.verification.values import ValueTensors, apart, value_text
 
@@ -272,7 +272,7 @@ class _Pair:
         )
 
     def client_state(self) -> None:
-        ours, theirs = besides_degrees(self.a.carried), besides_degrees(self.b.carried)
+        ours, theirs = run_values(self.a.carried), run_values(self.b.carried)
         for key in dict.fromkeys([*ours, *theirs]):
             if key in self.moved:
                 continue

@@ -21,9 +21,8 @@ from attrs import evolve
 from ucpl.errors import UcplError
 from ucpl.extents import Seen, doubt, together
 from ucpl.files.checkpoint import Checkpoint
-from ucpl.files.model_texts import config_at
+from ucpl.files.model_texts import config_at, config_of
 from ucpl.files.watching import reading
-from ucpl.formats.huggingface.store import HuggingFace, config_of
 from ucpl.graph import build
 from ucpl.language import nodes
 from ucpl.layout import Derivation, Library, resolve
@@ -32,7 +31,7 @@ from ucpl.layout.scope import Config
 from ucpl.placement import Placement, locate
 from ucpl.planning import order
 from ucpl.records import frozen
-from ucpl.registry import format_named
+from ucpl.registry import format_named, format_of_models
 from ucpl.runtime.compare import Comparison
 from ucpl.runtime.execute import execute
 from ucpl.verification import spec_matches
@@ -261,7 +260,7 @@ def transformers_class(
         return says("contradicts", f"the shipped spec's tensors cannot be made of it: {error.diagnostics[0].message}")
     with tempfile.TemporaryDirectory(prefix="ucpl-witness-") as place:
         made = Path(place) / "through-the-spec"
-        execute(plan, checkpoint, HuggingFace(), made)
+        execute(plan, checkpoint, format_of_models().store(), made)
         if not (made / "config.json").exists():
             (made / "config.json").write_text(json.dumps(config))
         try:

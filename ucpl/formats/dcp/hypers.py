@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ucpl.errors import Label, fail
 from ucpl.files.groups import Hyper
-from ucpl.formats.plain.store import empty_tensors
+from ucpl.formats.leaving import empty_tensors
 
 if TYPE_CHECKING:
     from ucpl.extents import Structure

@@ -18,7 +18,7 @@ from ucpl.files.model_texts import carried_texts
 from ucpl.formats.dcp.shards import INFO
 from ucpl.formats.dcp.writing import Shape, address
 from ucpl.formats.huggingface.config import rewritten
-from ucpl.formats.plain.store import empty_tensors
+from ucpl.formats.leaving import empty_tensors
 from ucpl.records import define
 
 __all__ = ["skeleton"]

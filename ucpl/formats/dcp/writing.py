@@ -40,8 +40,7 @@ from ucpl.formats.dcp.folders import MODEL, OPTIMIZER
 from ucpl.formats.dcp.hypers import completed
 from ucpl.formats.dcp.metadata import ENVELOPE, METADATA, Step
 from ucpl.formats.dcp.wrapped import wrapped_of
-from ucpl.formats.leaving import EMPTY, META
-from ucpl.formats.plain.store import empty_tensors
+from ucpl.formats.leaving import EMPTY, META, empty_tensors
 from ucpl.records import define
 
 __all__ = ["KNOWN", "RankFile", "DCPWriter", "address", "leaves", "skeleton", "whole_shapes"]

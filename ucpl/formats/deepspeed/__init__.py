@@ -7,7 +7,7 @@ opens a folder: it sends dense model states, layers and experts to their readers
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ucpl.registry import Format, degree_of
@@ -15,7 +15,7 @@ from ucpl.registry import Format, degree_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ucpl.extents import Structure
+    from ucpl.extents import StoredTensor, Structure
     from ucpl.files.checkpoint import Checkpoint, Framework, Order
 
 # Values of a run that files of an engine have a place for.
@@ -95,6 +95,21 @@ class DeepSpeedFormat(Format):
         is_left = name == "clip_grad" and settings.get("stage") == 3
         return "shards of stage 3 have none: ds_config has it" if is_left else ""
 
+    def accumulates_wide(self, source: Checkpoint) -> bool:
+        from ucpl.formats.deepspeed.config import accumulates_wide
+
+        return accumulates_wide(source)
+
+    def scaling_note(self, source: Checkpoint, *, is_fp16: bool) -> str:
+        from ucpl.formats.deepspeed.config import scaling_told
+
+        return scaling_told(source, is_fp16)
+
+    def has_layer_files(self, targets: Sequence[StoredTensor]) -> bool:
+        from ucpl.formats.deepspeed.names import is_apart, is_of_expert
+
+        return any(is_apart(t.file) and not is_of_expert(t.file) for t in targets)
+
     def cuts_described(self, source: Checkpoint, structure: Structure) -> object:
         from ucpl.formats.deepspeed.model_states import info_for
 
@@ -141,6 +156,11 @@ class UniversalFormat(Format):
         from ucpl.formats.deepspeed.classes import KNOWN_GLOBALS
 
         return KNOWN_GLOBALS
+
+    def scaling_note(self, source: Checkpoint, *, is_fp16: bool) -> str:
+        from ucpl.formats.deepspeed.config import scaling_told
+
+        return scaling_told(source, is_fp16)
 
     def group_dropped(self, settings: Mapping[str, object], source: Format, *, is_listed: bool) -> str:
         return "loaders of universal folders look for none"

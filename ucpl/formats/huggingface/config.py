@@ -9,31 +9,19 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
-from attrs import field
-
 from ucpl.extents import Key, StoredTensor
 from ucpl.files.checkpoint import Checkpoint
-from ucpl.files.model_texts import carried_texts
+from ucpl.files.model_texts import WrittenTexts, carried_texts
 from ucpl.formats.huggingface.demands import with_vocabulary
 from ucpl.formats.huggingface.precedence import EXPLICIT
-from ucpl.records import frozen
 from ucpl.texts import Json
 
-__all__ = ["ADAPTER", "WrittenTexts", "rewritten", "written"]
+__all__ = ["ADAPTER", "rewritten", "written"]
 
 ADAPTER = "adapter_model.safetensors"
 CONFIG, OF_ADAPTER = "config.json", "adapter_config.json"
 _SCALES = ("_scale_inv", "_scales")  # scales of quantised weights that transformers reads: fp8, mxfp4
 _DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
-
-
-@frozen(eq=False)
-class WrittenTexts:
-    """Texts by name, notes on changes, and reasons for texts left out."""
-
-    texts: dict[str, str]
-    notes: tuple[str, ...] = ()
-    left: dict[str, str] = field(factory=dict)
 
 
 def written(source: Checkpoint, targets: Sequence[StoredTensor]) -> WrittenTexts:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ucpl.registry import Format
 
 if TYPE_CHECKING:
-    from ucpl.extents import Structure
+    from ucpl.extents import StoredTensor, Structure
     from ucpl.files.checkpoint import Checkpoint, Framework
     from ucpl.inference.parallel import Base, Extended
     from ucpl.language import nodes
@@ -79,6 +79,19 @@ class MegatronCoreFormat(Megatron):
 
     def needs_modules(self, settings: Mapping[str, object]) -> bool:
         return settings.get("optimizer") == _BUCKETS
+
+    def in_modules(self, checkpoint: Checkpoint) -> Checkpoint:
+        from ucpl.formats.megatron.stacks import in_modules
+
+        return in_modules(checkpoint)
+
+    def as_read(
+        self, settings: Mapping[str, object], targets: list[StoredTensor], opened: Checkpoint
+    ) -> tuple[list[StoredTensor], Checkpoint]:
+        from ucpl.formats.megatron.buckets_writing import as_read
+
+        # The plan names modules and places in buckets; a reader gives stacks, and boxes of parameters.
+        return (as_read(targets), self.in_modules(opened)) if self.needs_modules(settings) else (targets, opened)
 
     def asks_modules(self, layout: nodes.Layout, call: nodes.Call) -> bool:
         from ucpl.formats.megatron.core_layouts import is_in_buckets
@@ -158,6 +171,11 @@ class MegatronLegacyFormat(Megatron):
 
     def takes_plan_groups(self, source: Checkpoint) -> bool:
         return False  # its files have one group for each kind of parameter
+
+    def run_values(self, carried: Mapping[object, object]) -> Mapping[object, object]:
+        from ucpl.formats.megatron.legacy_arguments import besides_degrees
+
+        return besides_degrees(carried)
 
     def describes(self, checkpoint: Checkpoint) -> bool:
         from ucpl.formats.megatron.homes import legacy_of

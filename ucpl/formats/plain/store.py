@@ -44,8 +44,8 @@ from ucpl.files.scalars import counted_states, is_counted, number_of
 from ucpl.files.skipping import skips, skips_optimizer
 from ucpl.files.torch_files import TorchFile, read_torch_file
 from ucpl.files.unknown import unknown_keys
-from ucpl.files.values import Empty, Value
-from ucpl.formats.leaving import EMPTY
+from ucpl.files.values import Value
+from ucpl.formats.leaving import EMPTY, empty_tensors
 from ucpl.records import frozen
 
 FILE = "plain.pt"
@@ -334,12 +334,6 @@ class _Opened:
 
 
 # ---- writing -----------------------------------------------------------------------------------------------------------
-
-
-def empty_tensors(envelope: TrainState, root: Path) -> dict[str, Empty]:
-    """Tensors without elements, which stand in no plan."""
-    noted = Value(root, FILE, (), envelope.blobs, "E481").find(EMPTY)
-    return {name: Empty.of(value) for name, value in noted.named()} if noted is not None else {}
 
 
 def _skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint) -> Skeleton:

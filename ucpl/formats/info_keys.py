@@ -10,9 +10,10 @@ import re
 from collections.abc import Container, Iterable, Iterator
 
 from ucpl.extents import Call
+from ucpl.formats.deepspeed.affine import INFO
 from ucpl.formats.deepspeed.auto_ep import LAYERS
 
-__all__ = ["is_in", "unknown_info"]
+__all__ = ["INFO", "is_in", "unknown_info"]
 
 Path = tuple[object, ...]
 
