@@ -1,4 +1,7 @@
-"""The graph: what is stored alike is told once, and what cannot be joined is refused with its place."""
+"""The graph: tensors that are stored alike are joined once.
+
+Tensors that cannot be joined are refused with their place.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ def located(call: str, layers: int = 6) -> Placement:
 
 
 def test_layers_and_states_that_are_stored_alike_are_joined_once() -> None:
-    """Tables and plans do not grow with layers; what they stand for does."""
+    """Tables and plans do not grow with the number of layers."""
     sizes, rows = [], []
     for layers in (6, 60):
         graph = build(located("fsdp(dp = 4)", layers), located("fsdp(dp = 3)", layers))
@@ -80,8 +83,11 @@ def test_stages_hold_other_runs_of_layers_on_both_sides() -> None:
     assert {n.label for n in checks} == {"embed", "b"}
 
 
-def test_states_whose_parts_are_read_at_other_distances_are_told_apart() -> None:
-    """`k` of `b` is made from `m`, so that `m` of `b` is numbered before `m` of `a`: `n` is not."""
+def test_states_whose_parts_are_read_at_other_distances_are_distinct() -> None:
+    """`m` of `b` is numbered before `m` of `a`, unlike `n`.
+
+    The reason: `k` of `b` is made from `m`.
+    """
     text = """ucpl 1
 model t {
   dim i = 4
@@ -159,7 +165,7 @@ def test_more_than_positions_have_room_for(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_is_padding_alone_has_the_dtype_of_its_part() -> None:
-    """Ranks beyond the end of a tensor hold no element whose dtype could be theirs."""
+    """Ranks beyond the end of a tensor hold none of its elements."""
     text = (
         "ucpl 1\nmodel m {\n  dim a = 2\n  w : a\n}\n"
         'layout x(tp) of m {\n  mesh tp\n  file weights = torch "{tp}.pt"\n  w = pad(a, 4)@tp as "w"\n}\n'

@@ -1,4 +1,4 @@
-"""What `build` joins, which of several copies it reads, and what it refuses, seen from the plan alone."""
+"""The joins, copies and refusals of `build`, seen from the plan alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODEL = "ucpl 1\nmodel m {\n  dim a = 4, b = 6\n  dtype f32\n  w : a b\n  v : a\
 
 
 def layout(name: str, *lines: str) -> str:
-    """A layout over tp; `v` is stored once a rank, for those that do not speak of it."""
+    """A layout over tp; by default, `v` is stored once a rank."""
     said = [*lines, *([] if any(x.startswith("v ") for x in lines) else ['v = a as "v"'])]
     return f'layout {name}(tp) of m {{\n  mesh tp\n  file weights = torch "{{tp}}.pt"\n  ' + "\n  ".join(said) + "\n}\n"
 
@@ -52,8 +52,8 @@ def read(plan: Plan, kind: str, tensor: str = "w") -> set[str]:
 WHOLE = layout("y", 'w = a b as "w"')
 
 
-def test_a_copy_of_which_any_will_do_is_read_only_where_nothing_else_is() -> None:
-    """Whatever the order of lines, and whether the boxes are the same or not."""
+def test_a_copy_any_is_read_only_where_nothing_else_is() -> None:
+    """The order of lines and the equality of boxes do not matter."""
     loose = 'w = a b any @tp as "loose"'
     for firm in ('w = a@tp b as "firm"', 'w = a b at tp[0] as "firm"'):
         for lines in ((loose, firm), (firm, loose)):
@@ -80,7 +80,7 @@ def test_every_copy_is_checked_once() -> None:
 
 
 def test_copies_that_are_cut_otherwise_are_checked_piece_by_piece() -> None:
-    """Thirds beside halves: what the halves give is read there, and the thirds are held against it."""
+    """Thirds and halves: the halves are read, the thirds are compared."""
     text = MODEL.replace("b = 6", "b = 12")
     source = layout("x", 'w = a b@tp as "w"', 'w = a b@chunk(tp, 5) as "other"')
     a = locate(Example(text + source, "x(tp = 3)").layout())
@@ -124,7 +124,10 @@ def test_partial_sums_are_read_and_never_written() -> None:
 
 
 def test_each_place_has_the_factor_that_its_own_line_says() -> None:
-    """One source, two homes in the target that store another value each; and a source that shifts its weight alone."""
+    """One source, two homes in the target with another value each.
+
+    A second source shifts its weight alone.
+    """
     plus = layout("y", 'w = a b as "w"', 'w = a b value x - 1 as "less"')
     assert_round_trip(*(Example(*pair) for pair in both(layout("x", 'w = a@tp b as "w"'), plus, (2, 1))))
     plan = planned(layout("x", 'w = a@tp b as "w"'), plus, (2, 1))
@@ -148,7 +151,10 @@ def test_moments_do_not_shift_with_the_value_although_their_boxes_are_the_same()
 
 
 def test_a_tensor_s_value_holds_in_flat_buffers_among_others_that_have_none() -> None:
-    """Members of one buffer that lie end to end on both sides, stored with three values; and moments of the same line."""
+    """Adjacent members of one buffer, stored with three values on both sides.
+
+    Moments of the same line are there, too.
+    """
     text = MODEL.replace("  v : a\n", "  v : a\n  u : a\n  state fp32, exp_avg : f32\n")
     lines = '  w = a b as "w"\n  v = a value x - 1 as "v"\n  u = a value x + 2 as "u"\n'
     flat = '  state fp32, exp_avg = pad(flat(each), 2 * dp)@dp in optim as "{state}"\n'
@@ -181,14 +187,20 @@ def test_a_state_that_is_left_out_without_being_named_is_missed(forgotten: str) 
 
 
 def test_a_tensor_that_is_partly_cut_is_a_copy_where_it_is_not() -> None:
-    """Half of w is cut over tp, the other half is on every rank: declared copies, and no overlap."""
+    """Half of w is cut over tp, the other half is copied.
+
+    Copies are declared, and no overlap.
+    """
     plan = planned(layout("x", 'w = (a[..2]@tp + a[2..]) b as "w"'), WHOLE)
     checks = {f.source for f in mv.fills(plan) if f.kind == "check" and f.source[0][1] == "w"}
     assert checks == {(("1.pt", "w"), i) for i in range(6, 18)}
 
 
 def test_a_home_of_a_part_is_read_there_and_the_rest_from_another_home() -> None:
-    """Rows 0 and 1 are stored by themselves; columns hold all rows: of them rows 2 and 3 are read, the others are checked."""
+    """Rows 0 and 1 are stored alone; columns hold all rows.
+
+    Of the columns rows 2 and 3 are read, the others are checked.
+    """
     plan = planned(layout("x", 'w = a[..2] b as "top"', 'w = a b@tp as "columns"'), WHOLE)
     fills = mv.fills(plan)
     assert read(plan, "copy") == {"top", "columns"}
@@ -199,7 +211,10 @@ def test_a_home_of_a_part_is_read_there_and_the_rest_from_another_home() -> None
 
 
 def test_a_copy_is_held_against_each_element_once_where_homes_of_the_target_overlap_in_part() -> None:
-    """Row 0 is written twice: copies of the source are checked at its first place, and rows 1 to 3 at their only one."""
+    """Row 0 is written twice.
+
+    Copies of the source are checked at its first place, and rows 1 to 3 at their only one.
+    """
     source = layout("x", 'w = a b as "w"')
     for order_of_lines in (1, -1):
         lines = ['w = a[..1] b as "top"', 'w = a b as "w"'][::order_of_lines]
@@ -210,7 +225,10 @@ def test_a_copy_is_held_against_each_element_once_where_homes_of_the_target_over
 
 @pytest.mark.parametrize("rows", [2, 3])
 def test_two_boxes_of_one_stored_tensor_that_share_an_element_are_refused(rows: int) -> None:
-    """No text says such a thing: `locate` must not either. The same box twice, or one that reaches into another."""
+    """The same box twice, or one that reaches into another.
+
+    No text can express this: `locate` must not either.
+    """
     text = MODEL + layout("x", 'w = a@tp b as "w"') + WHOLE
     a, b = (locate(Example(text, call).layout()) for call in ("x(tp = 2)", "y(tp = 1)"))
     part = next(p for p in a.parts if p.label == "w")
@@ -239,7 +257,10 @@ def test_a_dtype_that_no_line_says_is_the_source_s_and_a_narrower_one_must_be_as
 
 
 def test_runs_are_joined_within_one_stored_tensor_only() -> None:
-    """x and y follow each other in one tensor, and lie at following positions of two: there they are two moves."""
+    """x and y follow each other in one tensor and in two.
+
+    In two tensors they are two moves.
+    """
     text = "ucpl 1\nmodel m {\n  dim i = 2, j = 2, k = 2\n  dtype f32\n  x : i\n  y : j\n  z : k\n}\n"
     one = 'layout one() of m {\n  file weights = torch "f"\n  s = (x: i + y: j) as "s"\n  z = k as "z"\n}\n'
     two = 'layout two() of m {\n  file weights = torch "f"\n  x = i as "x"\n  t = (z: k + y: j) as "t"\n}\n'
@@ -251,7 +272,7 @@ def test_runs_are_joined_within_one_stored_tensor_only() -> None:
         assert sorted(moves.shape[:, 0].tolist()) == [2, 2, 2]
 
 
-def test_a_mean_beside_homes_that_overlap_is_not_copied_as_well() -> None:
+def test_a_mean_and_homes_that_overlap_is_not_copied_as_well() -> None:
     source = layout("x", 'w = a[..2] b as "top"', 'w = a b@tp as "columns"', 'v = a mean @tp as "v"')
     plan = planned(source, WHOLE)
     assert read(plan, "mean", "v") == {"v"} and read(plan, "copy", "v") == set()

@@ -1,4 +1,7 @@
-"""Which of several copies is read: one element of one tensor once, and every other copy that counts is checked."""
+"""Choice between copies: each element is read once.
+
+Every other copy that counts is checked.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ class Overlap(Exception):
 
 
 class Declared:
-    """A side on which each row is a copy of its own: of row n, number n."""
+    """A side on which row n is its own copy, number n."""
 
     def replica(self, rows: StoredBoxes) -> I64:
         return rows.offset // 1000
@@ -68,7 +71,7 @@ def table(boxes: list[Box]) -> StoredBoxes:
 
 
 def elements(rows: StoredBoxes) -> list[tuple[Element, int]]:
-    """Each element of each row, with the address at which it is stored."""
+    """Each element of each row, with its address."""
     out = []
     for i in range(len(rows)):
         for index in product(*map(range, rows.low[i].tolist(), rows.high[i].tolist())):

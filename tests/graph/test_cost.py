@@ -1,4 +1,7 @@
-"""What planning works out for each line of a spec, counted in calls, whatever the load: a thousand lines are no surprise."""
+"""Calls of planning for each line of a spec, at any load.
+
+A thousand lines stay cheap.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from ucpl.verification.proof.coverage import prove
 
 
 def pairs(count: int) -> list[Example]:
-    """So many weights in blocks with their scales, each by a line of its own, and a layout that stores the products."""
+    """Weights in blocks with their scales, each by its own line.
+
+    The second layout stores the products.
+    """
     model, factors, products = [], [], []
     for i in range(count):
         model += [f"  w{i} : r c dtype f8_e4m3fn", f"  s{i} : rb cb dtype f32 is scale of w{i} by 2, 2"]
@@ -28,7 +34,7 @@ def pairs(count: int) -> list[Example]:
 
 
 def calls(work: Callable[[], object]) -> int:
-    """How many functions, of ours or of what we use, are called."""
+    """Number of called functions, of ours or of libraries."""
     count = 0
 
     def seen(frame: FrameType, event: str, arg: object) -> None:
@@ -52,7 +58,7 @@ def spent(count: int) -> tuple[int, int]:
 
 
 def test_a_line_more_costs_the_same_few_calls_however_many_there_are() -> None:
-    spent(2)  # what is imported, and read into caches, is
+    spent(2)  # imports and caches are filled now
     few, more, many = (spent(n) for n in (20, 40, 120))
     for a, b, c, limit in zip(few, more, many, (1200, 700), strict=True):
         each = [(b - a) / 20, (c - b) / 80]

@@ -1,4 +1,4 @@
-"""`fill`: by hand, number by number, and faults planted in the graph that does it."""
+"""`fill`, number by number by hand, and with planted faults."""
 
 from __future__ import annotations
 
@@ -118,8 +118,11 @@ def test_the_master_of_a_weight_that_is_there_is_no_number() -> None:
     assert found.code == "E303" and "fp32 of `d`" in found.message and "fill state fp32 = weight" in found.remedy
 
 
-def test_a_master_of_which_a_part_is_new_is_not_filled_in_part() -> None:
-    """The weight that is there would have no master: no line says what it is, and the graph has no hole."""
+def test_a_master_that_is_new_in_part_is_not_filled_in_part() -> None:
+    """The existing weight would have no master.
+
+    No line gives its value, and the graph has no hole.
+    """
     fills = "fill w = 0; fill b = 0; fill d = 0; fill state e, g = 0"
     found = refused(fills, "old()", "new(tp = 1, rows = 4, new = 1)")
     assert found.code in ("E301", "E303"), found
@@ -141,7 +144,7 @@ def test_the_most_special_line_holds() -> None:
     }
 
 
-def test_a_line_that_has_nothing_to_fill_is_said() -> None:
+def test_a_line_that_has_nothing_to_fill_is_reported() -> None:
     found = graph_of("fill b = 7; fill state g = 0", "old()", "new(tp = 1)")
     assert found.filled[-1] == "nothing by `fill b = 7`: the source has all of it"
     found = graph_of("fill * of buffer = 7; fill state g = 0", "old()", "new(tp = 1)")
@@ -162,7 +165,7 @@ def test_a_line_that_has_nothing_to_fill_is_said() -> None:
         ('fill state g = "1e39"', "old()", "new(tp = 1)", "E315", ""),
     ],
 )
-def test_what_is_not_said_or_cannot_be_is_refused(fills: str, source: str, target: str, code: str, said: str) -> None:
+def test_a_missing_or_impossible_fill_is_refused(fills: str, source: str, target: str, code: str, said: str) -> None:
     if not code:
         assert stored(graph_of(fills, source, target))["0", "g/w"]
         return
@@ -194,7 +197,7 @@ def test_a_line_that_says_nothing_is_refused(line: str) -> None:
 
 
 def planted(change: Any) -> str:
-    """The code with which the proof refuses a graph of which one fill was changed."""
+    """Code of the proof's refusal for a graph with one changed fill."""
     made = build(*sides("fill w = 1; fill state e, g = 0", "less()", "new(tp = 1)"))
     fill = next(n for n in made.net if isinstance(n, Fill) and n.lacking and (n.label, n.state) == ("w", "weight"))
     (write,) = made.net.successors(fill)

@@ -1,4 +1,4 @@
-"""Lines that store tensors of one kind: joined once, told for each, and every element where it belongs."""
+"""Kin: tensors of one kind, joined once, every element in its place."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def located(call: str) -> Placement:
     return locate(resolve(library, parse_call(call), model=model))
 
 
-def test_one_of_a_kind_is_joined_and_told_for_all() -> None:
+def test_one_of_a_kind_is_joined_and_given_for_all() -> None:
     a, b = located("cut(dp = 4)"), located("cut(dp = 3)")
     taken = [n.label for n in drawn(a, b).net if isinstance(n, SourceBoxes)]
     assert taken == ["a.w", "a.b", "odd"]
@@ -63,14 +63,17 @@ def test_one_of_a_kind_is_joined_and_told_for_all() -> None:
 
 
 def test_every_element_goes_to_its_own_tensor() -> None:
-    """All tensors hold their own numbers, through other degrees and another cut, and back."""
+    """All tensors hold their own numbers.
+
+    They go through other degrees and another cut, and back.
+    """
     for there in ("cut(dp = 3)", "cut(dp = 1)", "columns(tp = 2)", "columns(tp = 3)"):
         a, b = located("cut(dp = 4)"), located(there)
         start = lay_out(a, numbered(a, {}))
         graph = build(a, b)
         prove(graph)
         plan = order(graph)
-        for m in plan.moves:  # named as what they are
+        for m in plan.moves:  # by their own names
             assert [plan.tensors[t] for t in m.tensor.tolist()] == [plan.targets[i].label for i in m.target.tolist()]
         found = run(plan, start)
         wanted = lay_out(b, numbered(b, {}))
@@ -83,7 +86,7 @@ def test_every_element_goes_to_its_own_tensor() -> None:
 def test_tensors_of_one_kind_are_placed_once() -> None:
     parts = {(p.label, p.state): p for p in located("cut(dp = 4)").parts}
     one, other = parts["a.w", "weight"], parts["c.w", "exp_avg"]
-    assert one.folded.low is other.folded.low  # what `kin_of` tells them by
+    assert one.folded.low is other.folded.low  # `kin_of` recognises them by it
     assert one.folded is parts["a.w", "exp_avg"].folded
     assert set(one.folded.tensor.tolist()) == {0} and set(other.folded.tensor.tolist()) == {2}
     assert [h.shape for h in one.homes] == [h.shape for h in other.homes]

@@ -1,4 +1,4 @@
-"""Blocks: names told once, tensor by tensor."""
+"""Blocks: names of tensors that are alike, compared tensor by tensor."""
 
 from __future__ import annotations
 

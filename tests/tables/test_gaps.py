@@ -1,4 +1,4 @@
-"""What boxes leave open, against sets of elements."""
+"""Gaps between boxes, compared with sets of elements."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ def side(rows: list[tuple[int, tuple[int, ...], tuple[int, ...]]]) -> Side:
 
 @given(st.data())
 def test_what_no_box_covers_is_all_the_rest_and_nothing_else(data: st.DataObject) -> None:
-    """Tensors that are alike and others, cut into boxes of which some are missing, perhaps over several tensors at once."""
+    """Tensors that are alike and others, cut into boxes, some left out.
+
+    A box may run over several tensors.
+    """
     count = data.draw(st.integers(1, 5))
     rows, columns = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 6))
     boxes: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
@@ -36,7 +39,7 @@ def test_what_no_box_covers_is_all_the_rest_and_nothing_else(data: st.DataObject
     for column in at:  # a column of every tensor at once, perhaps without its last rows
         high = data.draw(st.integers(1, rows))
         boxes.append((column, (count, high, 1), (SPACE.step, columns, 1)))
-    for home in range(count):  # and of single ones, a part of what is left
+    for home in range(count):  # and of single ones, a part of the rest
         if len(at) < columns and data.draw(st.booleans()):
             free = next(c for c in range(columns) if c not in at)
             boxes.append((home * SPACE.step + free, (data.draw(st.integers(1, rows)),), (columns,)))
@@ -52,7 +55,7 @@ def test_what_no_box_covers_is_all_the_rest_and_nothing_else(data: st.DataObject
 
 
 def test_rows_and_tensors_that_end_alike_are_one_box() -> None:
-    """126 layers of 40 rows that end in 3 elements of padding: told once."""
+    """126 layers of 40 rows that end in 3 elements of padding."""
     covered = side([(0, (126, 40, 5), (SPACE.step, 8, 1))])
     found = gaps(covered, np.arange(126), np.full(126, 320), SPACE)
     assert found.offset.tolist() == [5] and found.elements == 126 * 40 * 3

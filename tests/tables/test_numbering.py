@@ -1,4 +1,4 @@
-"""Rows as numbers: what sorting, grouping and counting of rows goes by, held against tuples."""
+"""Rows as numbers, for sorting, grouping and counting, compared with tuples."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_numbers_are_equal_and_ordered_as_rows_are(rows: list[tuple[int, ...]]) 
 
 @settings(deadline=None)
 @given(tables)
-def test_the_proof_orders_rows_by_itself(rows: list[tuple[int, ...]]) -> None:
+def test_the_proof_orders_rows_alone(rows: list[tuple[int, ...]]) -> None:
     order, fresh = ordered(columns_of(rows))
     found = [rows[i] for i in order.tolist()]
     assert found == sorted(rows)

@@ -1,4 +1,4 @@
-"""The order in which nodes of a graph run, held against networkx's own."""
+"""Order of the nodes of a graph, compared with networkx's own."""
 
 from __future__ import annotations
 

@@ -27,7 +27,10 @@ def pairs(moves: Moves) -> list[tuple[int, int]]:
 
 @st.composite
 def tables(draw: st.DrawFn) -> Moves:
-    """Boxes of a row-major array that go to another array, some dims turned; sizes of 1 among them."""
+    """Boxes of a row-major array that go to another array.
+
+    Some dims are turned; sizes of 1 are among them.
+    """
     dims = draw(st.integers(1, 4))
     rows = []
     at_source, at_target = 0, 0
@@ -75,7 +78,10 @@ def test_neighbours_are_merged_and_runs_joined() -> None:
 
 
 def test_only_runs_without_gaps_are_joined() -> None:
-    """Every other element of six, then the three between them: the second row begins where a run of three would end."""
+    """Every other element of six, then the three between them.
+
+    The second row begins at the place where a run of three would end.
+    """
 
     def moves(s: int, t: int) -> Moves:
         strides = (np.array([[s], [s]]), np.array([[t], [t]]))
@@ -122,7 +128,10 @@ def test_a_box_over_layers_becomes_one_row_a_stored_tensor() -> None:
 
 
 def test_no_dim_of_a_tensor_is_continued_by_the_next_tensor() -> None:
-    """However a tensor is strided, its last element and the next tensor's first are no neighbours."""
+    """The last element and the next tensor's first are no neighbours.
+
+    The stride of a tensor does not matter.
+    """
     for numel in (1, 2, 7, 8, 9, 1 << 20):
         space = Space.over(4, numel)
         assert space.step > 2 * numel - 1
@@ -155,8 +164,8 @@ def test_tables_of_other_widths_are_joined_and_columns_are_checked() -> None:
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_a_box_over_tensors_of_one_side_alone_is_told_one_by_one(side: str) -> None:
-    """Layers that are stored one by one here, and as one stack there."""
+def test_a_box_over_tensors_of_one_side_alone_is_given_one_by_one(side: str) -> None:
+    """Layers that are stored one by one here, as one stack there."""
     space = Space.over(4, 12)
     stacked, single = np.array([[4, 1]]), np.array([[space.step, 1]])
     strides = (single, stacked) if side == "source" else (stacked, single)

@@ -143,7 +143,7 @@ class EntryParts:
         like: States | None,
         counts: dict[str, int],
     ) -> Part:
-        """Part of a state, by its `like` line; its template may use `counts`."""
+        """Part of a state, by its `like` line; templates may use `counts`."""
         entry, site = placer.entry, self.site
         storing = like.storing if like is not None else entry.storing
         used = site.mesh_names(site.names_of(rule, key) | set(placer.axes) | {a for a, _ in entry.storing.at})
