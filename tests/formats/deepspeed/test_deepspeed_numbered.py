@@ -292,7 +292,7 @@ def test_an_order_where_files_name_the_parameters_is_refused(tmp_path: Path) -> 
 
 
 class Mixed:
-    """A model with a frozen matrix, next to trained ones in one group of torch's own optimizer."""
+    """A frozen matrix next to trained ones in one torch group."""
 
     def __init__(self, lr: float) -> None:
         torch.manual_seed(int(lr * 1000))
@@ -323,7 +323,7 @@ class Mixed:
 
 @pytest.mark.parametrize("way", [(), ("dcp(fsdp=2)",), ("plain()",), ("zero0(dp=3)", "dcp(fsdp=1)")])
 def test_frozen_parameters_in_groups_keep_their_numbers(tmp_path: Path, way: tuple[str, ...]) -> None:
-    """torch numbers each parameter that it gets, and has no state of a frozen one. Loaded, both train on alike."""
+    """torch numbers frozen parameters, too, without states for them."""
     one, other = Mixed(0.01), Mixed(0.3)
     one.step()
     source = at = one.saved(tmp_path / "source")
@@ -344,8 +344,8 @@ def test_frozen_parameters_in_groups_keep_their_numbers(tmp_path: Path, way: tup
     assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True))
 
 
-def test_a_source_without_groups_of_frozen_parameters_is_told_so(tmp_path: Path) -> None:
-    """ZeRO's files state no group of a frozen parameter: its number in torch's optimizer is unknown."""
+def test_a_source_without_groups_of_frozen_parameters_is_reported(tmp_path: Path) -> None:
+    """ZeRO's files state no group of a frozen parameter."""
     out = good("convert", FIXTURES / "z2_dp3_frozen", tmp_path / "target", "--to", "zero0(dp=2)").out
     (said,) = [line for line in out.splitlines() if "no file of the source states the groups" in line]
     assert "doesn't match the size of optimizer's group" in said

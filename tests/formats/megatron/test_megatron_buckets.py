@@ -316,7 +316,7 @@ def test_buckets_lack_frozen_parameters(names: str, more: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("form", ["dp_reshardable", "fully_reshardable"])
-def test_a_stack_of_which_a_layer_is_frozen_names_the_way_round(form: str, tmp_path: Path) -> None:
+def test_a_stack_with_a_frozen_layer_names_the_way_round(form: str, tmp_path: Path) -> None:
     source = without_states(tmp_path, FROZEN["layer"])
     with pytest.raises(ucpl.UcplError, match=r"E471.*is frozen") as caught:
         ucpl.convert(source, tmp_path / "made", f'megatron_core(optimizer = "{form}")')

@@ -86,7 +86,7 @@ def target(base: Base, shardings: Mapping[str, Sharding]) -> Extended:
 
 
 def without_dims(model: nodes.Model, *, buffers: bool = False) -> set[str]:
-    """Tensors that nothing can cut. buffers: also those, if the layout has no line of their own for them."""
+    """Tensors that nothing can cut; `buffers` adds those without own lines."""
     return {
         i.path for i in model.items if isinstance(i, nodes.Tensor) and (buffers or i.kind != "buffer") and not i.dims
     }

@@ -94,7 +94,7 @@ def _of_optimizer(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
 
 
 def _frozen_in_no_group(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
-    """Advice on frozen parameters of an engine with ZeRO, whose files state no group of them."""
+    """Advice on frozen parameters of ZeRO, whose groups are unknown."""
     if (
         structure.settings.get("masters")
         or not source.state.groups

@@ -60,7 +60,7 @@ def target(base: Base, source: Checkpoint | None) -> Extended:
 
 
 def with_whole(base: Base) -> Extended:
-    """The shipped layout with a line for each tensor without dims, which its own lines would cut."""
+    """The shipped layout with a line for each tensor without dims."""
     entries = [
         nodes.Entry(name, (), (nodes.Rest(),), (nodes.Clause("as", ("{name}",)),), None)
         for name in sorted(without_dims(base.model, buffers=True))

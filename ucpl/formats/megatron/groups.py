@@ -164,7 +164,7 @@ def by_rule(
 
 
 def has_own_groups(state: TrainState) -> bool:
-    """True if Megatron made the groups of a run; a target keeps these."""
+    """True if Megatron made a run's groups; a target keeps these."""
     return any(_DECAY in group.hyper for group in state.groups)
 
 

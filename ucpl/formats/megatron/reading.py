@@ -138,7 +138,7 @@ def _common(root: Path, metadata: Metadata) -> TorchFile:
 
 
 def _named_by_place(part: TorchFile, start: int) -> TorchFile:
-    """An archive among others of a file, its storages named by its first byte, too."""
+    """One of several archives of a file, with storages named uniquely."""
 
     def called(name: str) -> str:
         return f"{start}:{name}"
@@ -239,7 +239,7 @@ class _Dist(Opened):
                 self.held[name].append(tuple(extents))
 
     def untrained(self) -> tuple[str, ...]:
-        """Weights without a part in buckets, if a conversion wrote the folder: Megatron's own names none."""
+        """Weights without a part in buckets, for folders of a conversion."""
         said = Value.of(self.common).find(KEPT)
         found = said.find(UNTRAINED) if said is not None else None
         return tuple(found.texts()) if found is not None else ()
