@@ -203,8 +203,8 @@ class _Dist(Opened):
         """Those in buckets, as boxes of their parameters. Raises: UcplError E533."""
         if not self.entries.buckets:
             return
-        own = self.roles.states  # of parameters that another optimizer of a chain trains
-        own = {*own, *self.untrained(), *self.empty}
+        # The first are of parameters that another optimizer of a chain trains.
+        own = {*self.roles.states, *self.untrained(), *self.empty}
         names = tuple(n for n in self.roles.weights if n not in own and BUFFERS.fullmatch(n) is None)
         self.check_linear(names)
         buckets = buckets_in(self.entries.buckets, self.root)
