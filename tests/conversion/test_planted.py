@@ -108,14 +108,14 @@ def _items(value: object) -> list[tuple[object, object]]:
 
 def holders_of(opened: Checkpoint) -> list[tuple[set[str], str]]:
     """Values of a run by their names in an account."""
-    envelope = opened.state
-    found = [({str(key)}, f"{key}{value!r}") for key, value in envelope.carried.items()]
+    train_state = opened.state
+    found = [({str(key)}, f"{key}{value!r}") for key, value in train_state.carried.items()]
     for rank, mine in enumerate(opened.state.parallel.carried_by_rank.of):
         found += [({f"{key} of rank {rank}"}, f"{key}{value!r}") for key, value in mine.items()]
-    for name, value in envelope.blobs.items():
+    for name, value in train_state.blobs.items():
         found += [({name}, f"{name}{value!r}")]
         found += [({f"{key} of {words}" for words in WORDS}, f"{key}{held!r}") for key, held in _items(value)]
-    found += [({group.name}, repr(group)) for group in envelope.groups]
+    found += [({group.name}, repr(group)) for group in train_state.groups]
     return found
 
 

@@ -149,7 +149,7 @@ def asked(opened: Checkpoint) -> object:
 
     If it is unchanged, inferring gives the same result, and takes longer than reading does.
     """
-    envelope = opened.state
+    train_state = opened.state
     return (
         (
             opened.format,
@@ -167,6 +167,6 @@ def asked(opened: Checkpoint) -> object:
             opened.state.parallel.vocabulary,
         ),
         (opened.state.parallel.pipeline, opened.state.parallel.experts),
-        (envelope.settings, envelope.scalars, [(group.name, group.members) for group in envelope.groups]),
-        ([*envelope.blobs], [*envelope.carried], [*opened.carried_extents]),
+        (train_state.settings, train_state.scalars, [(group.name, group.members) for group in train_state.groups]),
+        ([*train_state.blobs], [*train_state.carried], [*opened.carried_extents]),
     )

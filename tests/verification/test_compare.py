@@ -23,7 +23,7 @@ from ucpl import api
 from ucpl.errors import UcplError
 from ucpl.extents import Call, Global, ParameterGroup, Scalar, Setting, TorchDType, TrainState
 from ucpl.verification.compare import Likeness, likeness
-from ucpl.verification.envelopes import EnvelopeComparison, _Pair
+from ucpl.verification.train_states import StateComparison, _Pair
 from ucpl.verification.values import ValueTensors
 
 Value = dict[str, Any]
@@ -366,11 +366,11 @@ def test_the_command_prints_what_is_unsaid_and_ends_with_0(tmp_path: Path) -> No
     assert command("compare", save(tmp_path / "x.pt", bare(scalars={"global_steps": 1})), tmp_path / "out").status == 1
 
 
-# ---- envelopes that no file at hand has ------------------------------------------------------------------------------
+# ---- train states that no file at hand has ----------------------------------------------------------------------------
 
 
 def held(a: dict[str, Any], b: dict[str, Any]) -> Likeness:
-    """The example against itself, with other envelopes."""
+    """The example against itself, with other train states."""
     opened = api.open_checkpoint(Path(__file__).parents[2] / "examples" / "checkpoint")
     placement = api.source_side(opened, None)[0].placement
     one, other = (
@@ -656,12 +656,12 @@ def test_a_schedule_is_one_value_wherever_a_form_keeps_it(tmp_path: Path) -> Non
     ours = TrainState("deepspeed", blobs={"lr_scheduler": {"last_epoch": 3}})
     theirs = TrainState("dcp", carried={"lr_scheduler": {"last_epoch": 3}, "epoch": 1})
     for a, b in ((ours, theirs), (theirs, ours)):
-        pair = _Pair(a, b, ValueTensors(tmp_path, {}), ValueTensors(tmp_path, {}), EnvelopeComparison())
+        pair = _Pair(a, b, ValueTensors(tmp_path, {}), ValueTensors(tmp_path, {}), StateComparison())
         pair.schedules()
         assert not pair.found.differences and pair.found.count == 1
         pair.client_state()
         assert [d.name for d in pair.found.differences] == ["client_state.epoch"]
     other = TrainState("dcp", carried={"lr_scheduler": {"last_epoch": 4}})
-    pair = _Pair(ours, other, ValueTensors(tmp_path, {}), ValueTensors(tmp_path, {}), EnvelopeComparison())
+    pair = _Pair(ours, other, ValueTensors(tmp_path, {}), ValueTensors(tmp_path, {}), StateComparison())
     pair.schedules()
     assert [d.name for d in pair.found.differences] == ["lr_scheduler.last_epoch"]

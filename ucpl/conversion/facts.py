@@ -88,15 +88,15 @@ def facts(c: Checkpoint) -> Facts:
     from ucpl.formats.overlooked import not_read_of
     from ucpl.verification.values import value_text
 
-    envelope = c.state
+    train_state = c.state
     elements = {t.name: prod(t.shape) for t in c.state.tensors}
-    held = [envelope.carried, envelope.blobs, [g.hyper for g in envelope.groups]]
-    settings = envelope.settings
+    held = [train_state.carried, train_state.blobs, [g.hyper for g in train_state.groups]]
+    settings = train_state.settings
     unsafe = set(unsafe_globals(held))
     return {
         "checkpoint": str(c.top),
         "framework": c.format,
-        "version": envelope.version or c.version,
+        "version": train_state.version or c.version,
         "tag": c.tag,
         "files": len(c.files),
         "bytes": _bytes_of_files(c),
@@ -106,14 +106,14 @@ def facts(c: Checkpoint) -> Facts:
         "stored_tensors": len(c.extents),
         "bytes_by_dtype": _bytes_by_dtype(c),
         "states": _states(c.state.tensors),
-        "scalars": _scalars(envelope.scalars),
-        "groups": [_group(g, elements) for g in envelope.groups],
+        "scalars": _scalars(train_state.scalars),
+        "groups": [_group(g, elements) for g in train_state.groups],
         "aliases": dict(c.state.aliases),
         "frozen": [t.name for t in c.state.tensors if t.kind == "frozen"],
         "buffers": [t.name for t in c.state.tensors if t.kind == "buffer"],
         "cuts": dict(Counter(s.origin for s in c.state.parallel.shardings.values() if s.dim is not None)),
-        "carried": sorted(envelope.blobs),
-        "client_state": {str(k): value_text(number_of(v)) for k, v in envelope.carried.items()},
+        "carried": sorted(train_state.blobs),
+        "client_state": {str(k): value_text(number_of(v)) for k, v in train_state.carried.items()},
         "unknown_globals": sorted(unsafe - known_globals()) if unsafe else [],  # which imports every reader
         "container": _container(c),
         "not_stored": list(c.missing_tensors),

@@ -1,4 +1,4 @@
-"""Extents, inert values and the envelope: facts about files.
+"""Extents, inert values and the train state: facts about files.
 
 This package is below all packages that read or write files.
 """

@@ -119,9 +119,9 @@ def _listed_in(known: Sequence[ParameterGroup], wanted: Wanted) -> list[tuple[st
     return out
 
 
-def each_of(envelope: TrainState) -> dict[str, Hyper]:
+def each_of(train_state: TrainState) -> dict[str, Hyper]:
     """The hyper-parameters of every parameter of the source's groups."""
-    return {member: group.hyper for group in envelope.groups for member in group.members}
+    return {member: group.hyper for group in train_state.groups for member in group.members}
 
 
 def has_groups_alone(source: Checkpoint) -> bool:

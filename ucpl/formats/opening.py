@@ -103,19 +103,19 @@ def _of_another_iteration(opened: Checkpoint) -> tuple[str, ...]:
 
 def _run_of(opened: Checkpoint) -> RunFacts:
     """Facts of the run, to compare with files next to the shards."""
-    envelope = opened.state
-    steps = [number_of(value) for value in envelope.scalars.get("step", {}).values()]
-    counted = envelope.blobs.get("global_steps", max((s for s in steps if isinstance(s, int | float)), default=None))
+    train_state = opened.state
+    steps = [number_of(value) for value in train_state.scalars.get("step", {}).values()]
+    counted = train_state.blobs.get("global_steps", max((s for s in steps if isinstance(s, int | float)), default=None))
     ranks = 1
     for axis in ("dp", "fsdp", "tp", "pp"):
-        degree = envelope.settings.get(axis)
+        degree = train_state.settings.get(axis)
         ranks *= degree.value if degree is not None and isinstance(degree.value, int) else 1
-    skipped = envelope.blobs.get("skipped_steps")
+    skipped = train_state.blobs.get("skipped_steps")
     return RunFacts(
         int(counted) if isinstance(counted, int | float) else None,
         skipped if isinstance(skipped, int) else 0,
         0 if format_named(opened.format).is_of_any_ranks else ranks,
-        envelope.carried,
+        train_state.carried,
     )
 
 

@@ -70,11 +70,11 @@ def _next_to(checkpoint: Checkpoint) -> Iterator[NotRead]:
 
 def _tensors(checkpoint: Checkpoint, said: tuple[str, ...]) -> Iterator[NotRead]:
     """Tensors that are neither payload nor in a carried value."""
-    envelope = checkpoint.state
+    train_state = checkpoint.state
     values = [
-        envelope.carried,
-        envelope.blobs,
-        [g.hyper for g in envelope.groups],
+        train_state.carried,
+        train_state.blobs,
+        [g.hyper for g in train_state.groups],
         checkpoint.state.parallel.carried_by_rank.of,
     ]
     held = set()

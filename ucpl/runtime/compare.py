@@ -2,7 +2,7 @@
 
 The same tiles are put together from the source, but compared instead of written. Only elements that a move reaches are
 compared, so padding is left out. Bits are compared: a NaN equals itself. Not here: data that is not a tensor
-(`verification.compare` compares envelopes), and files that one side lacks (the plan names them).
+(`verification.compare` compares train states), and files that one side lacks (the plan names them).
 """
 
 from __future__ import annotations

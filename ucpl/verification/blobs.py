@@ -10,7 +10,7 @@ from ucpl.errors import Diagnostic, Label, UcplError, catalogue
 from ucpl.extents import BlobWay, Key, key_text
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.formats.named_files import Values
-from ucpl.verification.envelopes import Difference
+from ucpl.verification.train_states import Difference
 from ucpl.verification.values import ValueTensors, apart
 
 if TYPE_CHECKING:  # `apply` compares copies, and needs no compiler

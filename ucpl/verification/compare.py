@@ -21,7 +21,6 @@ from ucpl.planning import order
 from ucpl.records import frozen
 from ucpl.verification.blobs import compare_blobs
 from ucpl.verification.elements import Pair, counted, only, pairs_of
-from ucpl.verification.envelopes import NO_GROUPS, Difference, EnvelopeComparison, OneSidedValue, beside, counted_names
 from ucpl.verification.rounding import (
     Rounded,
     compare_narrower,
@@ -31,6 +30,7 @@ from ucpl.verification.rounding import (
     weights_in_two_dtypes,
 )
 from ucpl.verification.target_check import compare_target
+from ucpl.verification.train_states import NO_GROUPS, Difference, OneSidedValue, StateComparison, beside, counted_names
 
 __all__ = ["Difference", "Likeness", "OneSidedValue", "likeness", "reachable", "stored_dtypes", "types_of"]
 
@@ -128,7 +128,7 @@ def likeness(
         read += compared.report.bytes_read
         live = max(live, compared.report.bytes_live_max)
         found += [named(u, target, turned) for u in compared]
-    aside = beside(a, b) if not weights else EnvelopeComparison()
+    aside = beside(a, b) if not weights else StateComparison()
     blobs, values = compare_blobs(a, here, b, there) if not weights else ([], 0)
     found += [*aside.differences, *blobs]
     unsaid = (*silent, *aside.unsaid)

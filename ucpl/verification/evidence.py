@@ -36,9 +36,9 @@ from ucpl.runtime.compare import Comparison
 from ucpl.runtime.execute import execute
 from ucpl.verification import spec_matches
 from ucpl.verification.elements import counted, only
-from ucpl.verification.envelopes import counted_names
 from ucpl.verification.model_class import Forward, HuggingFaceClass
 from ucpl.verification.target_check import compare_target
+from ucpl.verification.train_states import counted_names
 
 __all__ = [
     "NO_MASTERS",

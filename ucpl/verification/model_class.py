@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ucpl.digests import crc32
-from ucpl.verification.envelopes import counted_names
+from ucpl.verification.train_states import counted_names
 
 __all__ = ["Forward", "HuggingFaceClass", "Logits"]
 

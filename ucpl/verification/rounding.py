@@ -23,8 +23,8 @@ from ucpl.planning import Plan, order
 from ucpl.records import define, frozen
 from ucpl.runtime.compare import Measured, Unequal
 from ucpl.verification.elements import counted, element_at, only, pairs_of
-from ucpl.verification.envelopes import Difference
 from ucpl.verification.target_check import compare_target, measure_target
+from ucpl.verification.train_states import Difference
 
 __all__ = [
     "Bounds",

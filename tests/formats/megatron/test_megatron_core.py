@@ -130,10 +130,10 @@ def test_the_common_state_of_0_19_is_an_object_among_the_chunks(tmp_path: Path) 
 
 
 def test_groups_are_dealt_by_megatrons_rule_and_steps_are_counted(tmp_path: Path) -> None:
-    envelope = open_checkpoint(FIXTURES / "dist_moe").state
-    found = [(g.hyper["wd_mult"], g.hyper["is_expert_parallel"], len(g.members)) for g in envelope.groups]
+    train_state = open_checkpoint(FIXTURES / "dist_moe").state
+    found = [(g.hyper["wd_mult"], g.hyper["is_expert_parallel"], len(g.members)) for g in train_state.groups]
     assert found == [(1.0, False, 5), (0.0, False, 4), (1.0, True, 2)]
-    assert set(envelope.scalars["step"].values()) == {1.0} and len(envelope.scalars["step"]) == 11
+    assert set(train_state.scalars["step"].values()) == {1.0} and len(train_state.scalars["step"]) == 11
     muon = open_checkpoint(FIXTURES / "dist_muon")
     by_name = {g.name: g.members for g in muon.state.groups}
     states = {t.name: t.states for t in muon.state.tensors}

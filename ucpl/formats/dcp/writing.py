@@ -121,7 +121,7 @@ class DCPWriter:
         self.groups()
         for steps, value in leaves((), self.source.state.carried):
             self.value(steps, value)
-        self.envelope()
+        self.values_of_run()
         files = self.of_ranks()
         more = self.meta()
         held = [one.value for file in self.files.values() for one in file.archives] + [one.value for one in more]
@@ -349,7 +349,7 @@ class DCPWriter:
             self.places.append((name, _index(self.said(name), None, None), _stored(path, start, size)))
         file.carried += [evolve(one, storage=f"{number}:{one.storage}") for one in storages.carried]
 
-    def envelope(self) -> None:
+    def values_of_run(self) -> None:
         """Write a run's other values, which torch.distributed.checkpoint ignores."""
         self.keep(self.source.state.blobs)
 

@@ -31,7 +31,7 @@ class LeftOut:
     value: TensorRef | None = None  # the value below stage 3, which is stored
 
     def noted(self, file: str) -> dict[str, object]:
-        """The form in which readers keep it in the envelope."""
+        """The form in which readers keep it in the train state."""
         return {"dtype": self.dtype, "of": self.owner, "value": lifted(self.value, file)}
 
     @classmethod

@@ -1,6 +1,6 @@
 """A target's files without payload: metadata, and all carried values.
 
-Metadata of the layout is made from the Structure; values that continue a run come from the source's Envelope. The form
+Metadata of the layout is made from the Structure; values that continue a run come from the source's TrainState. The form
 is that of deepspeed 0.19.8, whatever release wrote the source.
 
 Not here: recovery scripts (zero_to_fp32.py), which are DeepSpeed's own code.

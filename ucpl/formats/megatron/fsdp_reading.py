@@ -27,7 +27,7 @@ __all__ = ["NAME", "RNG", "TensorPlace", "halves_of", "opened"]
 
 Shape = tuple[int, ...]
 NAME = "megatron_fsdp"
-RNG = "megatron_fsdp_rng"  # of the envelope: random states by rank of pp and tp
+RNG = "megatron_fsdp_rng"  # value of a run: random states by rank of pp and tp
 _OWN_NORM = ".input_layernorm."  # a module of Megatron-Core's own blocks
 _LAYERS = "decoder.layers."
 _IS_EXPERT = "is_expert_parallel"

@@ -67,7 +67,7 @@ class _Writer(CoreWriter):
         self.metas()
         for steps, value in leaves((), self.carried()):
             self.value(steps, value)
-        self.envelope()
+        self.values_of_run()
         files = (*self.of_ranks(), SkeletonFile(METADATA, self.metadata(), "bytes"))
         held = [one.value for file in self.files.values() for one in file.archives]
         unsafe = {name for value in held for name in unsafe_globals(value)} - KNOWN - KNOWN_GLOBALS
@@ -156,5 +156,5 @@ class _Writer(CoreWriter):
         random = self.source.state.blobs.get(RNG)
         return out if random is None else {**out, _RANDOM: random}
 
-    def envelope(self) -> None:
+    def values_of_run(self) -> None:
         self.keep({key: one for key, one in self.source.state.blobs.items() if key != RNG})

@@ -129,8 +129,8 @@ class _Writer:
         return folder, str(int(number))
 
     def iteration(self) -> int:
-        envelope = self.source.state
-        for held in (envelope.carried.get("iteration"), envelope.blobs.get("global_steps")):
+        train_state = self.source.state
+        for held in (train_state.carried.get("iteration"), train_state.blobs.get("global_steps")):
             if type(held) is int and 0 <= held < 10**9:
                 return held
         return 0

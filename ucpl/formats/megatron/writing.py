@@ -206,9 +206,9 @@ class CoreWriter(DCPWriter):
 
     @property
     def iteration(self) -> int:
-        envelope = self.source.state
-        steps = [number_of(v) for v in envelope.scalars.get(STEP, {}).values()]
-        for said in (envelope.carried.get(ITERATION), envelope.blobs.get("global_steps"), *steps[:1]):
+        train_state = self.source.state
+        steps = [number_of(v) for v in train_state.scalars.get(STEP, {}).values()]
+        for said in (train_state.carried.get(ITERATION), train_state.blobs.get("global_steps"), *steps[:1]):
             if isinstance(said, int | float) and not isinstance(said, bool) and said >= 0:
                 return int(said)
         return 0

@@ -340,7 +340,7 @@ def _skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: C
     file = str(structure.settings.get("file") or FILE)
     storages = Storages(by_place(source.carried_extents.values()))
     storage_of: dict[int, str] = {}
-    envelope = source.state
+    train_state = source.state
     params: dict[str, dict[str, object]] = {t.name: {} for t in structure.tensors if t.kind != "buffer"}
     buffers: dict[str, object] = {}
     for i, target in enumerate(targets):
@@ -356,14 +356,14 @@ def _skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: C
                 fail(
                     "E471", f"plain() has no place for {key_text(target.key)}", Label(file, where=key_text(target.key))
                 )
-    for name, one in empty_tensors(envelope, source.root).items():
+    for name, one in empty_tensors(train_state, source.root).items():
         made = storages.empty(one.dtype, one.shape)
         if one.buffer:
             buffers.setdefault(name, made)
         else:
             states = {state: storages.empty(dtype, one.shape) for state, dtype in one.states.items()}
             params.setdefault(name, {"weight": made, **states, **one.numbers})
-    for state, values in envelope.scalars.items():
+    for state, values in train_state.scalars.items():
         for name, value in values.items():
             if name in params:
                 extent = source.scalar_extents.get(state, {}).get(name)
@@ -374,30 +374,32 @@ def _skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: C
         name: {state: states[state] for state in dict.fromkeys((*(s for s in first if s in states), *states))}
         for name, states in params.items()
     }
-    blobs = {key: value for key, value in envelope.blobs.items() if key not in (*COUNTED, EMPTY)}
+    blobs = {key: value for key, value in train_state.blobs.items() if key not in (*COUNTED, EMPTY)}
     frozen = {t.name for t in structure.tensors if t.kind != "parameter"}
     groups = [
         {**encode(storages.value(group.hyper)), "params": [name for name in group.every if name not in frozen]}
-        for group in envelope.groups
+        for group in train_state.groups
     ]
     listed = {
-        str(g): list(group.listed) for g, group in enumerate(envelope.groups) if not frozen.isdisjoint(group.listed)
+        str(g): list(group.listed) for g, group in enumerate(train_state.groups) if not frozen.isdisjoint(group.listed)
     }
     tree: dict[str, object] = {
         "params": ordered,
         "buffers": buffers,
         "aliases": dict(structure.aliases),
         "groups": groups,
-        "scalars": {key: envelope.blobs[key] for key in COUNTED if key in envelope.blobs},
+        "scalars": {key: train_state.blobs[key] for key in COUNTED if key in train_state.blobs},
         "envelope": {
             "ucpl": VERSION,
-            "framework": envelope.framework,
-            "version": envelope.version,
+            "framework": train_state.framework,
+            "version": train_state.version,
             "settings": {
-                name: [setting.value, setting.origin] for name, setting in envelope.settings.items() if name not in _OWN
+                name: [setting.value, setting.origin]
+                for name, setting in train_state.settings.items()
+                if name not in _OWN
             },
             "blobs": encode(storages.value(blobs)),
-            "carried": encode(storages.value(envelope.carried)),
+            "carried": encode(storages.value(train_state.carried)),
             **({LISTED: listed} if listed else {}),
         },
     }

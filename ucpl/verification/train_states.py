@@ -24,9 +24,9 @@ from ucpl.formats.leaving import run_values
 from ucpl.records import define, frozen
 from ucpl.verification.values import ValueTensors, apart, value_text
 
-__all__ = ["NO_GROUPS", "Difference", "EnvelopeComparison", "OneSidedValue", "beside", "counted_names"]
+__all__ = ["NO_GROUPS", "Difference", "StateComparison", "OneSidedValue", "beside", "counted_names"]
 
-# Values that continue a run in the engine; the other blobs of an envelope are made anew for each target.
+# Values that continue a run in the engine; the other blobs are made anew for each target.
 COUNTERS = ("global_steps", "global_samples", "skipped_steps")  # a run begins at 0
 LOST = ("lr_scheduler", "module_extra")  # there is no value that silence could mean
 OF_LOSSES = ("dynamic_loss_scale", "overflow")  # ignored between two dtypes if one is fp16
@@ -83,8 +83,8 @@ class OneSidedValue:
 
 
 @define
-class EnvelopeComparison:
-    """The differences of two envelopes, values of one side, and a count.
+class StateComparison:
+    """The differences of two train states, values of one side, and a count.
 
     The count is of compared values.
     """
@@ -94,9 +94,9 @@ class EnvelopeComparison:
     count: int = 0
 
 
-def beside(a: Checkpoint, b: Checkpoint) -> EnvelopeComparison:
+def beside(a: Checkpoint, b: Checkpoint) -> StateComparison:
     """Compare everything that is not a tensor of the model."""
-    pair = _Pair(a.state, b.state, ValueTensors.of(a), ValueTensors.of(b), EnvelopeComparison())
+    pair = _Pair(a.state, b.state, ValueTensors.of(a), ValueTensors.of(b), StateComparison())
     pair.groups()
     pair.counters()
     pair.schedules()
@@ -113,7 +113,7 @@ class _Pair:
     b: TrainState
     ours: ValueTensors
     theirs: ValueTensors
-    found: EnvelopeComparison
+    found: StateComparison
 
     def hold(self, kind: str, name: str, left: object, right: object) -> None:
         """Two values, place by place."""
@@ -340,13 +340,13 @@ def _second_names(blobs: Mapping[str, object]) -> dict[str, object]:
     return {str(name): one["value"] for name, one in found if isinstance(one, dict) and one.get("value") is not None}
 
 
-def _flag(envelope: TrainState, name: str) -> bool | None:
-    known = envelope.settings.get(name)
+def _flag(train_state: TrainState, name: str) -> bool | None:
+    known = train_state.settings.get(name)
     return None if known is None else bool(known.value)
 
 
-def _is_elastic(envelope: TrainState) -> bool:
-    elastic = envelope.settings.get("elastic")
+def _is_elastic(train_state: TrainState) -> bool:
+    elastic = train_state.settings.get("elastic")
     return elastic is not None and bool(elastic.value)
 
 
