@@ -101,7 +101,7 @@ def test_logits_that_a_swap_leaves_equal_are_no_witness_of_it(change: str, tmp_p
     mine = swapped(spec_text("llama.ucpl"), "mlp.gate_proj.weight", "mlp.up_proj.weight")
     codes, notes = notes_of(folder, mine, tmp_path)
     assert codes == [] and f"not witnessed by transformers: {why}" in notes
-    assert "not witnessed: which tensor is which" in notes
+    assert "not witnessed: the identity of each tensor" in notes
 
 
 def test_sane_weights_witness_and_nothing_is_written_to_standard_error(tmp_path: Path) -> None:
@@ -112,4 +112,4 @@ def test_sane_weights_witness_and_nothing_is_written_to_standard_error(tmp_path:
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert (done.returncode, done.stderr) == (0, "")
     assert re.search(r"^ +witnessed by transformers: 121 logits are equal, bit for bit$", done.stdout, re.M)
-    assert "not witnessed: which" not in done.stdout
+    assert "not witnessed: the identity" not in done.stdout

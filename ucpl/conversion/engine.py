@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ucpl.runtime.options import Progress
     from ucpl.runtime.process_group import ProcessGroup
 
-__all__ = ["Engine", "Event", "Finished", "Ready", "Rehearsed", "asked_of", "planned"]
+__all__ = ["Engine", "Event", "Finished", "Ready", "Rehearsed", "asked_of", "planned", "run"]
 
 
 @frozen(eq=False)

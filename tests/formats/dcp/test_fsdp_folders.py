@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 import ucpl
 from tests.files.refusals import refusal
@@ -162,7 +163,7 @@ def step(tmp_path: Path) -> Path:
         "optimizer": {"optim_state": {"optim": {"state": states, "param_groups": groups}}},
         "lr_scheduler": {"lr_scheduler_state": {"last_epoch": 3}},
     }.items():
-        torch.distributed.checkpoint.save(held, checkpoint_id=top / name, no_dist=True)
+        save(held, checkpoint_id=top / name, no_dist=True)
     torch.save({"torch": torch.get_rng_state()}, top / "rng.pt")
     return top
 
