@@ -31,39 +31,39 @@ __all__ = [
 
 
 class DataPlane(TypedDict, total=False):
-    """Bounds of what moves data."""
+    """Bounds of memory and threads for moving data."""
 
     memory: int  # bytes of all buffers together (default 512 MiB)
     workers: int  # threads (default 2)
 
 
 class How(DataPlane, total=False):
-    """How a plan is run: fields of `runtime.options.RunOptions`, each of which may be left out."""
+    """Options of a run: fields of `runtime.options.RunOptions`, all optional."""
 
-    resume: bool  # go on with an interrupted run into the same target
+    resume: bool  # continue an interrupted run into the same target
     force: bool  # replace a target that is there
-    verify_source: bool  # read the members whole of which a part is moved, for their CRCs
-    read_back: bool  # all that was written, from the disk, before the target appears (default)
-    reflink: bool  # whole blocks are shared with the source where the file system can (default)
+    verify_source: bool  # read all bytes of a member, even if only a part is moved, to check its CRC
+    read_back: bool  # read all written bytes from the disk before the target appears (default)
+    reflink: bool  # share complete blocks with the source if the file system can (default)
     allow_globals: Sequence[str]  # classes of a pickle that are carried over
     tag: str | None  # name of the step's folder
     progress: Progress | None  # called with (bytes done, all of them)
 
 
 class ToApply(How, total=False):
-    """How a plan is run, and what is asked of its source."""
+    """Options of a run, and conditions on its source."""
 
     allow_drift: bool  # convert weights that are not their masters, too
 
 
 class Beside(TypedDict, total=False):
-    """What is said beside a layout's call."""
+    """Options besides a layout's call."""
 
-    config: Mapping[str, Json] | str | Path | None  # a config.json, as `config.x`: what is in it, or where it is
+    config: Mapping[str, Json] | str | Path | None  # a config.json, as `config.x`: its content or its path
     sizes: (
         Mapping[str, Value] | None
     )  # of model or layout, by name: of the target, and of a source that `layout` describes
-    fill: Sequence[str]  # "exp_avg=0": what the target has where the source has nothing
+    fill: Sequence[str]  # "exp_avg=0": the target's value for elements that the source lacks
     drop: Sequence[str]  # tensors, states and keys of client_state that are left out
     freeze: Sequence[str]  # parameters that are not trained from here on
     train: Sequence[str]  # frozen ones that are: "NAME", "NAME=GROUP"
@@ -71,26 +71,26 @@ class Beside(TypedDict, total=False):
 
 
 class ToPlan(Beside, total=False):
-    """What is said beside the layouts of a plan."""
+    """Options besides the layouts of a plan."""
 
-    model: str | None  # FILE:NAME, where both layouts are of any model
-    checkpoint: str | Path | None  # what the source's layout describes: its headers give model and dtypes
+    model: str | None  # FILE:NAME, if both layouts are of any model
+    checkpoint: str | Path | None  # the checkpoint of the source's layout: its headers give model and dtypes
     name: str  # of the plan
     prove: bool  # once more, by code that made none of it
 
 
 class ToConvert(Beside, ToApply, total=False):
-    """What is said beside a conversion."""
+    """Options of a conversion."""
 
     layout: str | None  # the source's; inferred without it
     model: str | None  # FILE:NAME, of a target whose parameters are others than the source's
 
 
 class ToVerify(Beside, DataPlane, total=False):
-    """What is said beside a checkpoint that is verified."""
+    """Options besides a checkpoint to verify."""
 
     layout: str | None  # its own; inferred without it
-    witness: bool  # whether the class of a Hugging Face folder is asked (default: yes, where there is one)
+    witness: bool  # compare with the class of a Hugging Face folder (default: yes, if there is one)
     reference: str | Path | None  # a Hugging Face folder of the same weights
 
 
@@ -124,7 +124,10 @@ def given_from(beside: Beside | ToPlan | ToConvert | ToVerify, model: nodes.Mode
 
 
 def options_from(how: How | DataPlane) -> RunOptions:
-    """Those of the keywords that say how a plan is run; what is left out is as `RunOptions` has it."""
+    """The options of a run among the keywords.
+
+    Missing ones have the defaults of `RunOptions`.
+    """
     from ucpl.runtime.options import RunOptions
 
     said: dict[str, Any] = {a.name: how[a.name] for a in fields(RunOptions) if a.name in how}  # type: ignore[literal-required]

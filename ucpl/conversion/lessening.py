@@ -1,7 +1,8 @@
-"""A source as if it had never had what a target leaves out: what its files tell of parameters beside their bytes.
+"""Removes dropped parameters from a checkpoint's metadata.
 
-Stores write a target's metadata from the plan's structure and from what the source carries. In what it carries parameters
-have names and groups have places: values of the module, layers of a pipeline, experts, numbers, schedules of learning rates.
+Stores write a target's metadata from the plan's structure and from the source's metadata. The source's metadata names
+parameters and has places for groups: in values of the module, layers of a pipeline, experts, numbers and learning-rate
+schedules.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ __all__ = ["BY_GROUP", "demand_layers", "dropped", "frozen", "joined", "lessened
 Gone = Mapping[str, Sequence[str]]  # see changes.Changes.gone
 V = TypeVar("V")
 
-# What torch.optim.lr_scheduler and DeepSpeed's schedules keep in a list with one place for each parameter group.
+# Lists of torch.optim.lr_scheduler and of DeepSpeed's schedules with one place for each parameter group.
 BY_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs", "max_lrs", "base_momentums", "max_momentums")
 
 
 def lessened(checkpoint: Checkpoint, gone: Gone) -> Checkpoint:
-    """All four changes, as the layout of a target sees the source. Raises: UcplError E328."""
+    """The source after all four changes, for the layout of a target.
+
+    Raises: UcplError E328.
+    """
     for change in (dropped, frozen, regrown, joined):
         checkpoint = change(checkpoint, gone)
     return checkpoint
@@ -73,7 +77,7 @@ def frozen(checkpoint: Checkpoint, gone: Gone) -> Checkpoint:
 
 
 def regrown(checkpoint: Checkpoint, gone: Gone) -> Checkpoint:
-    """Without groups that have no parameter left, and with new groups, which are like others."""
+    """Remove groups without parameters, and add new groups like old ones."""
     if not gone or not (gone["groups"] or gone["new"]):
         return checkpoint
     known = checkpoint.state
@@ -101,7 +105,10 @@ def _rest(values: Mapping[str, V], gone: Sequence[str] | frozenset[str]) -> dict
 
 
 def _untrained(checkpoint: Checkpoint, names: frozenset[str]) -> Checkpoint:
-    """Without the optimizer's numbers of some parameters; stages of a pipeline weigh trained elements alone."""
+    """Without the optimizer's numbers of some parameters.
+
+    Stages of a pipeline count trained elements only.
+    """
     if not names:
         return checkpoint
     known = checkpoint.state
@@ -117,7 +124,7 @@ def _with_parallel(checkpoint: Checkpoint, parallel: ParallelFacts) -> Checkpoin
 
 
 def _weighed(checkpoint: Checkpoint, names: frozenset[str], sign: int) -> Checkpoint:
-    """With these parameters among the trained elements of a pipeline's layers, or without them."""
+    """Add parameters to the trained elements of a pipeline's layers, or subtract them."""
     pipeline = checkpoint.state.parallel.pipeline
     if pipeline is None or not names:
         return checkpoint
@@ -129,7 +136,10 @@ def _weighed(checkpoint: Checkpoint, names: frozenset[str], sign: int) -> Checkp
 
 
 def _joined(group: ParameterGroup, gone: Gone) -> ParameterGroup:
-    """A group with the parameters that `--train` puts into it: it keeps its hyper-parameters, whoever else leaves it."""
+    """A group with the parameters that `--train` adds to it.
+
+    It keeps its hyper-parameters even if its other parameters leave.
+    """
     new = [name for name, into in zip(gone["trained"], gone["joins"], strict=False) if into == group.name]
     if not new:
         return group
@@ -141,7 +151,7 @@ def _joined(group: ParameterGroup, gone: Gone) -> ParameterGroup:
 
 
 def shortened(checkpoint: Checkpoint | None, gone: Gone) -> tuple[str, ...]:
-    """What is said of a schedule that loses the places of groups, or has places for new ones."""
+    """Notes on a schedule that loses or gains places of groups."""
     if checkpoint is None or not gone:
         return ()
     keys = ", ".join(_by_group(checkpoint, gone)[1])
@@ -151,7 +161,10 @@ def shortened(checkpoint: Checkpoint | None, gone: Gone) -> tuple[str, ...]:
 
 
 def _by_group(checkpoint: Checkpoint, gone: Gone) -> tuple[object, list[str]]:
-    """A schedule without the places of groups that are left out and with those of new ones, and the lists that have them."""
+    """A schedule with the places of the target's groups, and the names of its lists.
+
+    Places of dropped groups are removed; new groups get places.
+    """
     held = checkpoint.state.blobs.get("lr_scheduler")
     if not isinstance(held, dict):
         return held, []
@@ -167,7 +180,10 @@ def _by_group(checkpoint: Checkpoint, gone: Gone) -> tuple[object, list[str]]:
 
 
 def demand_layers(checkpoint: Checkpoint | None, gone: Gone, is_pipeline: bool) -> None:
-    """A pipeline keeps a tensor of each layer that has any: they are called by numbers. Raises: UcplError E328."""
+    """Reject a pipeline that loses all tensors of a layer: its layers have numbers.
+
+    Raises: UcplError E328.
+    """
     pipeline = checkpoint.state.parallel.pipeline if checkpoint is not None else None
     for layer in pipeline.layers if pipeline is not None and is_pipeline and gone else ():
         if layer.names and all(tensor in gone["names"] for _, tensor in layer.names):
@@ -180,7 +196,7 @@ def demand_layers(checkpoint: Checkpoint | None, gone: Gone, is_pipeline: bool) 
 
 
 def _layer_files(layers: dict[object, object], pipeline: Pipeline, names: frozenset[str]) -> dict[object, object]:
-    """What files of layers hold beside tensors, by the names in them."""
+    """Values in files of layers besides tensors, without those of dropped names."""
     local = {
         x.file: {name for name, tensor in x.names if tensor in names} for x in pipeline.layers if x.file is not None
     }
@@ -199,12 +215,18 @@ def _layer_files(layers: dict[object, object], pipeline: Pipeline, names: frozen
 
 
 def _counts(experts: Experts, names: frozenset[str]) -> list[object]:
-    """How many experts each layer has that keeps any, in the order of the module, which is that of DeepSpeed's list."""
+    """Number of experts of each layer that keeps some.
+
+    The order is that of the module, as in DeepSpeed's list.
+    """
     return [*{one.module: one.count for name, one in experts.of.items() if name not in names}.values()]
 
 
 def _experts(experts: Experts, names: frozenset[str]) -> Experts:
-    """Experts without tensors that all experts of a layer lose. Raises: UcplError E328 where some keep theirs."""
+    """Experts without tensors that all experts of a layer lose.
+
+    Raises: UcplError E328 if only some experts of a layer lose one.
+    """
     kept = {name: one for name, one in experts.of.items() if name not in names}
     left = {(one.module, one.inner): name for name, one in kept.items()}
     for name, one in experts.of.items():

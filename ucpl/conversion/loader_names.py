@@ -1,7 +1,8 @@
-"""Names of a Hugging Face target of any model: without the prefix of a wrapper, and an adapter of PEFT as PEFT saves it.
+"""Tensor names of a Hugging Face target, as its loader looks for them.
 
-A prefix is taken off if all names have it, and config.json's class has the names without it. Without transformers, only
-prefixes that wrappers are known to add are taken off. The plan names them.
+The prefix of a wrapper is removed if all names have it, and config.json's class has the names without it. Without
+transformers, only prefixes that wrappers are known to add are removed. The plan reports removed prefixes. An adapter of PEFT
+gets the names that PEFT saves.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["for_loader"]
 
-# What wrappers put before the names of all tensors: DDP, torch.compile, FSDP, Fabric, and dicts of state dicts.
+# Prefixes of all tensor names, by wrapper: DDP, torch.compile, FSDP, Fabric, and dicts of state dicts.
 WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_forward_module.", "model_state.model.", "state_dict.")
 PEFT = "base_model.model."
 ADAPTER, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -36,19 +37,22 @@ _OF_ADAPTER = re.compile(rf"\.(?:{_KINDS}|modules_to_save)\.(?!(?:weight|bias)\Z
 _SAVED = re.compile(rf"\.(?:{_KINDS})(?:\.(?:weight|bias))?\Z")
 _OF_BASE = re.compile(r"\.(?:base_layer|original_module)(?=\.|\Z)")
 _MAGNITUDE = re.compile(r"(\.lora_magnitude_vector)\.weight\Z")  # as PEFT has saved DoRA's since its first release
-_UNSPELLED = frozenset('*{}"\\')  # what a name in quotes does not say as it is
+_UNSPELLED = frozenset('*{}"\\')  # characters with a meaning of their own in a quoted name
 
 
 @frozen
 class _Names:
-    """Names in the files by tensor, for the tensors of each file. why: for the plan."""
+    """Names in each file by tensor. why: for the plan."""
 
     files: dict[str, dict[str, str]]  # file -> tensor -> its name there
     why: str
 
 
 def for_loader(one: Called, source: Side, given: Given) -> tuple[Called, tuple[Note, ...]]:
-    """The target's layout, with a line for each tensor if the loader looks for other names. Raises: UcplError E394."""
+    """The target's layout; with names by tensor if its loader needs others.
+
+    Raises: UcplError E394.
+    """
     from ucpl.language import nodes
 
     if (
@@ -69,7 +73,7 @@ def for_loader(one: Called, source: Side, given: Given) -> tuple[Called, tuple[N
 
 
 def _lead(names: Sequence[str], source: Side, given: Given) -> str:
-    """What all names begin with and no tensor of the model is called by."""
+    """The prefix of all names that the model's own names lack."""
     lead = ""
     while names and (word := next((w for w in WRAPPERS if all(n.startswith(lead + w) for n in names)), "")):
         lead += word
@@ -85,7 +89,10 @@ def _lead(names: Sequence[str], source: Side, given: Given) -> str:
 
 
 def _of_peft(names: Sequence[str], lead: str, source: Side, given: Given) -> _Names | None:
-    """An adapter, and the base model's tensors if they are stored. None: no names of PEFT's. Raises: UcplError E394."""
+    """An adapter, and the base model's tensors if they are stored.
+
+    None: the names are not PEFT's. Raises: UcplError E394.
+    """
     found = {name: _OF_ADAPTER.search(name) for name in names}
     adapters = sorted({match["adapter"] for match in found.values() if match is not None})
     is_peft = all(name.startswith(lead + PEFT) for name in names)
@@ -124,7 +131,10 @@ def _of_peft(names: Sequence[str], lead: str, source: Side, given: Given) -> _Na
 
 
 def _of_diffusers(names: Sequence[str], lead: str, source: Side, given: Given) -> _Names | None:
-    """The tensors in the file that diffusers looks for. None: config.json is none of diffusers'."""
+    """The tensors in the file that diffusers looks for.
+
+    None: config.json is not of diffusers.
+    """
     from ucpl.files.model_texts import config_of
 
     assert source.checkpoint is not None
@@ -135,7 +145,7 @@ def _of_diffusers(names: Sequence[str], lead: str, source: Side, given: Given) -
 
 
 def _is_read_from(file: str, source: Side) -> bool:
-    """Whether the source is a Hugging Face folder, and this is its file of weights."""
+    """True if the source is a Hugging Face folder with this file."""
     checkpoint = source.checkpoint
     return checkpoint is not None and format_named(checkpoint.format).has_model_files and file in checkpoint.files
 
@@ -166,7 +176,7 @@ def _called(one: Called, found: _Names) -> Called:
 
 
 def _apart(members: Mapping[str, str]) -> Mapping[str, str]:
-    """Raises: UcplError E394, where two tensors would have one name."""
+    """Raises: UcplError E394 if two tensors would have one name."""
     seen: dict[str, str] = {}
     for name, key in members.items():
         if (other := seen.setdefault(key, name)) != name:

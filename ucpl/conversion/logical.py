@@ -1,4 +1,4 @@
-"""A placement over the names of a dialect, as one over the logical tensors that the dialect has under them."""
+"""From a placement over a dialect's names to one over its logical tensors."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ __all__ = ["placements", "seen"]
 
 
 def placements(names: Names, source: Side, target: Side) -> tuple[Placement, Placement]:
-    """Both sides' as they are joined."""
+    """The placements of both sides over the logical tensors."""
     return seen(source.placement, names.source), seen(target.placement, names.target)
 
 
 def seen(placement: Placement, names: Dialect) -> Placement:
-    """A placement over names as one over the logical tensors, part by part. Elements of names alone are padding of it."""
+    """Turn a placement over names into one over the logical tensors.
+
+    Elements of a name that belong to no logical tensor become padding.
+    """
     logical, layout = names.placement, names.placement.layout
     known = [names.named.get(path) for path in placement.tensors]
     width = max((len(t.counts) for t in layout.tensors.values()), default=1)
@@ -97,7 +100,7 @@ def _through(part: Part, known: Sequence[Named | None], width: int) -> Pieces:
 
 
 def _padded(part: Part) -> Part:
-    """The part whose stored tensors have all that is of no logical tensor as padding, which may hold anything."""
+    """Count elements of no logical tensor as padding, with any values."""
     filled = np.zeros(len(part.homes), dtype=np.int64)
     np.add.at(filled, part.folded.home, part.folded.volume)
     blocks = []
@@ -114,7 +117,10 @@ def _padded(part: Part) -> Part:
 
 
 def _kinds(layout: Layout, names: Dialect) -> dict[str, LogicalTensor]:
-    """Logical tensors with the dtype and kind that the named ones have. Raises: UcplError E337 where these differ."""
+    """Logical tensors with the dtype and kind of the named ones.
+
+    Raises: UcplError E337 if these differ.
+    """
     logical = names.placement
     out = dict(names.placement.layout.tensors)
     said: dict[str, str] = {}

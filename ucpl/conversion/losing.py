@@ -1,4 +1,7 @@
-"""What is lost of a checkpoint that lies in a vault, and what steps must make of it, tensor by tensor: before any is read."""
+"""Lost and replayed bytes of a snapshot, by tensor, before any is read.
+
+Lost bytes were on failed domains; parity rebuilds them. Replayed bytes are computed from saved gradients.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,10 @@ __all__ = ["losses_of", "replays_of"]
 
 
 def _stored(checkpoint: Checkpoint) -> dict[str, SnapshotFile]:
-    """Files that lie in a vault, by name."""
+    """Files of a vault, by name."""
     if not checkpoint.files or remote_of(os.stat(checkpoint.root / checkpoint.files[0])) is None:
         return {}
-    from ucpl.storage.vaults.snapshot_folder import get_snapshot_file  # most checkpoints lie in no vault
+    from ucpl.storage.vaults.snapshot_folder import get_snapshot_file  # most checkpoints are in no vault
 
     names = {extent.file for extent in checkpoint.extents.values()}
     found = ((name, get_snapshot_file(checkpoint.root / name)) for name in sorted(names))
@@ -31,7 +34,10 @@ def _stored(checkpoint: Checkpoint) -> dict[str, SnapshotFile]:
 
 
 def losses_of(checkpoint: Checkpoint) -> Losses | None:
-    """Of the stored tensors that lay in domains that are gone. None: all is there, or it is no vault."""
+    """Bytes of stored tensors that were on lost domains.
+
+    None: no byte is lost, or the checkpoint is not in a vault.
+    """
     spans: dict[str, list[tuple[int, int, int]]] = {}
     others: dict[int, tuple[int, ...]] = {}
     scheme, times = "", 1
@@ -49,7 +55,9 @@ def losses_of(checkpoint: Checkpoint) -> Losses | None:
 
 
 def replays_of(checkpoint: Checkpoint) -> Replays | None:
-    """Of the stored tensors that steps are made once more for. None: all was saved, or it is no vault.
+    """Bytes of stored tensors that a replay computes.
+
+    None: all bytes were saved, or the checkpoint is not in a vault.
 
     Raises: UcplError E698.
     """
@@ -66,7 +74,7 @@ def replays_of(checkpoint: Checkpoint) -> Replays | None:
 
 
 def _within(extent: Extent, spans: list[tuple[int, int, int]]) -> Iterator[tuple[int, tuple[int, int, int]]]:
-    """(bytes, span) of each of the spans that reach into a tensor, which are ascending."""
+    """(bytes, span) of each span that overlaps a tensor; spans are ascending."""
     low, high = _span(extent)
     for span in spans:
         size = min(span[1], high) - max(span[0], low)
@@ -75,7 +83,7 @@ def _within(extent: Extent, spans: list[tuple[int, int, int]]) -> Iterator[tuple
 
 
 def _span(extent: Extent) -> tuple[int, int]:
-    """From a tensor's first byte in its file to the one behind its last."""
+    """The byte range of a tensor in its file; the end is exclusive."""
     size = STORED[extent.dtype].itemsize
     low = extent.storage_start + extent.offset * size
     if 0 in extent.shape:

@@ -1,4 +1,7 @@
-"""config.json, tokenizer and code for a Hugging Face target: the source's own, those around its shards, those of --config."""
+"""config.json, tokenizer and code for a Hugging Face target.
+
+They come from the source, from the folder of its shards, and from --config.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,10 @@ CONFIG, ADAPTER = "config.json", "adapter_config.json"
 
 
 def with_model_files(source: Side, target: Side) -> Side:
-    """The source with the small files that a loader of the target needs. Those of --config come before its own.
+    """The source with the small files that a loader of the target needs.
 
-    Of the folder of --config everything comes along that describes the model: config.json, the tokenizer, code.
+    Files of --config replace those of the source. All files of its folder that describe the model are copied: config.json, the
+    tokenizer, code.
     """
     checkpoint = source.checkpoint
     if checkpoint is None or not format_named(target.layout.framework).has_model_files:
@@ -41,7 +45,10 @@ def with_model_files(source: Side, target: Side) -> Side:
 
 
 def _around(checkpoint: Checkpoint) -> dict[str, str | bytes]:
-    """config.json, and an adapter's, of the folder of a training framework. Its other files go along as they are."""
+    """config.json and adapter_config.json of the folder of a training framework.
+
+    Other files of the folder are copied unchanged.
+    """
     container = checkpoint.container
     if container is None:
         return {}
@@ -54,7 +61,10 @@ def _around(checkpoint: Checkpoint) -> dict[str, str | bytes]:
 
 
 def _of_folder(file: Path) -> dict[str, str | bytes]:
-    """Files that describe a model in the folder of a config.json. A config of another name is one file, and no folder's."""
+    """Files that describe a model in the folder of a config.json.
+
+    A config with another name has no such folder.
+    """
     from ucpl.files.model_texts import read_texts
 
     return read_texts(file.parent)[0] if file.name == CONFIG else {}
