@@ -1,4 +1,4 @@
-"""A vector cut over some ranks, and the same over three in another dtype: what a cast does to each of its values."""
+"""Casts of a cut vector to another dtype and three ranks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ MASTERS = 'w = a@tp\n  state fp32 = like as "w"\n  derive weight from fp32'
 
 
 def cast(folder: Path, source: str, to: str, values: list[list[float]], dtype: str = "f32") -> torch.Tensor:
-    """The values of each rank converted to `to`, a dtype and what may stand behind it ("bf16 exact"); dtype: f32 or f64."""
+    """The values of each rank converted to `to`.
+
+    `to` is a dtype, optionally with a word after it ("bf16 exact"). `dtype` is f32 or f64.
+    """
     (folder / "in").mkdir(parents=True)
     kept = {"f32": torch.float32, "f64": torch.float64}[dtype]
     for rank, held in enumerate(values):

@@ -1,10 +1,10 @@
-"""One bit of a checkpoint flipped at a time: what `convert` says of it, for every storage and every kind of target.
+"""Flip one bit of a checkpoint at a time and convert it.
 
     python -m tests.runtime.flips FOLDER [FOLDER ...] [--bits 2] [--seed 0] [--target 'zero1(dp=2)' ...]
 
 A FOLDER is a checkpoint, or holds some. Each storage of each torch file of it gets `--bits` flips for each target. A flip is
 *found* (exit 3, naming file, storage and tensor), *named in part* (exit 3, less named), *unread* (the plan reads nothing of
-that storage: the target has no such state), or *missed*. Ends 1 where one is missed or named in part.
+that storage: the target has no such state), or *missed*. Ends 1 if one is missed or named in part.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def storages_of(folder: Path) -> list[Storage]:
 
 
 def planned(folder: Path, target: str) -> Plan | None:
-    """The plan, or None where there is none from the checkpoint as it is to that target."""
+    """The plan from the unchanged checkpoint to that target, or None."""
     try:
         return api.plan(str(folder), target)
     except (UcplError, ValueError) as error:
@@ -78,7 +78,10 @@ def planned(folder: Path, target: str) -> Plan | None:
 
 
 def is_refused(folder: Path, target: str) -> bool:
-    """Whether the checkpoint as it is cannot be converted, though it is planned: laying out files sees more."""
+    """Check that a planned conversion of the unchanged checkpoint is refused.
+
+    Laying out the files finds problems that planning does not.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         try:
             api.convert(folder, Path(scratch) / _name(target), target)
@@ -95,7 +98,10 @@ def _name(target: str) -> str:
 def flips(
     folder: Path, targets: tuple[str, ...] = TARGETS, bits: int = 1, seed: int = 0, most: int = 1 << 30
 ) -> Iterator[Flip]:
-    """Flip bits in a copy of a checkpoint, one at a time, and convert it. `most`: of its storages, for each target."""
+    """Convert copies of a checkpoint with one flipped bit each.
+
+    `most` is the number of storages for each target.
+    """
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch) / folder.name

@@ -1,16 +1,16 @@
-"""A disk that remembers: the order of every call, short reads and writes, and what a crash at any moment would have left.
+"""A recording disk: logs calls, shortens reads and writes, simulates crashes.
 
-`Recorder` does what it is asked, and logs what it did below one folder. `crash_states` gives, for every prefix of the log,
-the trees that the disk may hold if the power goes there:
+`Recorder` executes each call and logs it below one folder. For every prefix of the log, `crash_states` gives
+the trees that the disk may hold if the power fails at that moment:
 
-    kept    everything that was asked for is there
-    lost    what was not synced is gone: bytes of files whose file, names in folders whose folder was not synced since
-    bare    names are there, and bytes that were not synced are not (file systems order the two as they like)
-    torn    as kept, but the last bytes of the last write did not come through
+    kept    every requested change is there
+    lost    unsynced data are gone: bytes of files whose file, names in folders whose folder was not synced since
+    bare    names are there, unsynced bytes are not (file systems order the two as they like)
+    torn    as kept, but the last bytes of the last write are missing
 
-`reordered_states` gives those of a disk that kept some of what was not synced, and not what was asked for before it.
+`reordered_states` gives the trees of a disk that kept some unsynced changes and lost earlier ones.
 
-A tree is put on a real disk by `lay_out`, and run on by a `Survivor`, which knows inodes by their numbers of before.
+`lay_out` writes a tree to a real disk. A `Survivor` continues on it and knows inodes by their earlier numbers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ ROOT: Inode = 1  # the folder that is recorded
 
 @frozen
 class Event:
-    """One call. `what`: write, size, sync, name (a new name in a folder), gone, move, swap."""
+    """One call.
+
+    `what` is one of write, size, sync, name (a new name in a folder), gone, move, swap.
+    """
 
     what: str
     inode: Inode = 0  # of the file or folder that is written, sized, synced or named
@@ -83,7 +86,10 @@ class Tree:
                     one[e.name], other[e.other[1]] = other[e.other[1]], one[e.name]
 
     def lay_out(self, top: Path, inode: Inode = ROOT) -> dict[Inode, Inode]:
-        """Put it below a folder that is empty. Returns: real inode -> the one that it had."""
+        """Write the tree below an empty folder.
+
+        Returns: real inode -> its earlier inode.
+        """
         known = {os.stat(top).st_ino: inode}
         for name, child in self.folders[inode].items():
             path = top / name
@@ -96,7 +102,7 @@ class Tree:
         return known
 
     def key(self, inode: Inode = ROOT) -> object:
-        """What tells it from another tree."""
+        """A key that distinguishes this tree from other trees."""
         found = []
         for name, child in sorted(self.folders[inode].items()):
             found.append((name, child, self.key(child) if child in self.folders else bytes(self.files[child])))
@@ -104,7 +110,10 @@ class Tree:
 
 
 class Recorder(Disk):
-    """Logs what happens below `top`. Inodes are numbered in the order in which they are met."""
+    """Logs the calls below `top`.
+
+    Inodes are numbered in the order of their first use.
+    """
 
     def __init__(self, top: Path, *, exchanges: bool = True) -> None:
         self.top = top
@@ -119,7 +128,7 @@ class Recorder(Disk):
         self._meet(top, self.begin)
 
     def _meet(self, folder: Path, tree: Tree) -> None:
-        """What is there before anything is recorded."""
+        """Number the files that exist before the recording."""
         here = self._number(folder)
         for path in sorted(folder.iterdir()):
             inode = self._number(path)
@@ -265,7 +274,10 @@ class Recorder(Disk):
 
 
 class Survivor(Disk):
-    """The disk after a crash: files that were recorded are known by the numbers that they had."""
+    """The disk after a crash.
+
+    Recorded files keep their earlier inode numbers.
+    """
 
     def __init__(self, known: dict[Inode, Inode]) -> None:
         self.known = known
@@ -276,7 +288,7 @@ class Survivor(Disk):
 
 
 class Short(Disk):
-    """Reads and writes a part of what is asked for, never more than `most` bytes."""
+    """Reads and writes at most `most` bytes per call."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -333,7 +345,10 @@ def _copy(source: Tree, target: Tree) -> None:
 
 
 def _durable(events: Sequence[Event]) -> list[bool]:
-    """Which events no loss of power takes back: a sync of where they are came after them."""
+    """Events that survive every loss of power.
+
+    A sync of their file or folder follows them.
+    """
     synced_after: dict[Inode, int] = {}
     for i, e in enumerate(events):
         if e.what == "sync":
@@ -361,7 +376,10 @@ def _surviving(events: Sequence[Event], mode: str) -> Iterator[Event]:
 
 
 def reordered_states(recorder: Recorder, *, draws: int = 3, ones: bool = True, seed: int = 0) -> Iterator[Crash]:
-    """Every prefix with all that was not synced but one call of it, with one alone (`ones`), and with some at random."""
+    """Every prefix of the log, with some of its unsynced calls lost.
+
+    Each prefix is tried without one unsynced call, with one alone (`ones`), and with some at random.
+    """
     rng = random.Random(seed)
     seen: set[int] = set()
     for n in range(len(recorder.events) + 1):

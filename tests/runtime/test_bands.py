@@ -1,4 +1,4 @@
-"""Transposed tensors: tiles that are assembled together so that what they are made of is read once, in runs."""
+"""Transposed tensors: tiles assembled together read their source once, in runs."""
 
 import threading
 
@@ -68,7 +68,7 @@ def numbers(dtype, shape):
 
 
 def world(root, model, ways):
-    """A tensor stored with its dims in one order, cut over some ranks, to another order and number: (plan, source, targets).
+    """A cut tensor to another layout: (plan, source, targets).
 
     ways: of each side, the order of its dims, the axis that is cut, and into how many.
     """
@@ -137,7 +137,10 @@ def test_dims_in_any_order_over_any_number_of_ranks(tmp_path_factory, turned, dt
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("shape", [(512, 512), (256, 1024), (1024, 256), (307, 1001)], ids=str)
 def test_a_transposed_matrix_is_read_once(tmp_path, counted, shape, workers):
-    """In runs of at least RUN_WANTED, as memory has room for bands that are so wide."""
+    """Runs are long: at least RUN_WANTED bytes.
+
+    Memory must have room for such wide bands.
+    """
     model = numbers("<u4", shape)
     plan, source, wanted = world(tmp_path / "src", model, [((0, 1), 0, 1), ((1, 0), 0, 1)])
     memory = 4 << 20
@@ -164,7 +167,7 @@ def test_a_transposed_matrix_that_is_cast_is_read_once(tmp_path, to):
 
 
 def test_the_runs_of_a_band_are_one_record_of_the_journal(tmp_path, monkeypatch):
-    """CRCs of a few runs take as long to join as those of thousands."""
+    """Joining a few CRCs takes as long as joining thousands."""
     joined: list[int] = []
 
     def counted(crcs, size, step):
@@ -178,7 +181,7 @@ def test_the_runs_of_a_band_are_one_record_of_the_journal(tmp_path, monkeypatch)
     assert joined == [512] * 2  # a band has half of the rows of the target
 
 
-def test_a_run_that_was_stopped_in_a_band_goes_on_with_what_is_left_of_it(tmp_path):
+def test_a_run_that_was_stopped_in_a_band_resumes_with_the_rest_of_it(tmp_path):
     model = numbers("<u4", (307, 1001))
     plan, source, wanted = world(tmp_path / "src", model, [((0, 1), 0, 2), ((1, 0), 0, 3)])
     set_failpoints("tile-written:150:eio")
@@ -187,7 +190,7 @@ def test_a_run_that_was_stopped_in_a_band_goes_on_with_what_is_left_of_it(tmp_pa
     set_failpoints("")
     report = run(plan, source, tmp_path / "out", memory=4 << 20, resume=True)
     assert 0 < report.tiles_resumed < report.tiles
-    # What a journalled tile was made of is in the journal, too: none of it is read once more for its CRC.
+    # The journal also records the source bytes of each tile: none of them is read again for its CRC.
     assert report.source_bytes_unverified == report.bytes_read_verify == 0
     for j, array in enumerate(wanted):
         assert read_target(tmp_path / "out", f"d{j}.pt")["w"].tobytes() == array.tobytes()
@@ -195,7 +198,10 @@ def test_a_run_that_was_stopped_in_a_band_goes_on_with_what_is_left_of_it(tmp_pa
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 70)), min_size=1, max_size=5), st.integers(1, 5), st.data())
 def test_bands_are_all_that_is_left(sizes, most, data):
-    """Each byte is in one tile; each tile that is not done in one band, in order, never over the end of one."""
+    """Bands cover all open tiles.
+
+    Each byte is in one tile. Each open tile is in one band, in order. No tile crosses the end of a band.
+    """
     units = [Unit(u, 0, 1000 * u, 16 * n, str(u)) for u, (n, _) in enumerate(sizes)]
     tiles = cut_tiles(units, 16, np.array([band for _, band in sizes], np.int64))
     for u, (n, band) in enumerate(sizes):

@@ -1,4 +1,7 @@
-"""Values beside tensors in torch files that a spec alone describes: each fate, over real files, with random states."""
+"""Non-tensor values in torch files that only a spec describes.
+
+Each fate is tested over real files with random states.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,10 @@ def rng(rank: int) -> dict[Any, Any]:
 
 
 def source(folder: Path, dp: int, step: Any = None) -> Path:
-    """Ranks whose files have a part of w each, a random state each, and the step that all have."""
+    """Ranks with part of w and a random state each.
+
+    All files hold the same step.
+    """
     top = folder / "source"
     top.mkdir()
     for rank, part in enumerate(torch.arange(12.0).chunk(dp)):

@@ -1,4 +1,7 @@
-"""Blocks that a target shares with its source, where a file system can: through a disk that does, and one that refuses."""
+"""Blocks that a target shares with its source.
+
+One disk shares blocks; another refuses.
+"""
 
 import errno
 import os
@@ -21,7 +24,7 @@ MEMORY = 64 << 20
 
 
 class Sharing(Disk):
-    """A file system that shares blocks, as far as a test can see; or refuses to."""
+    """A simulated file system that shares blocks or refuses to."""
 
     def __init__(self, refusal=0):
         self.refusal, self.calls = refusal, []
@@ -42,7 +45,10 @@ def sharing():
 
 
 def whole_file(tmp_path, off=0):
-    """A tensor of 3 MiB and some, whose place in the source agrees with that in the target but for `off` bytes."""
+    """A tensor of slightly more than 3 MiB.
+
+    Its offset in the source equals its offset in the target, plus `off` bytes.
+    """
     bits = bits_of("f32", (800_017,), 1)
     probe = write_source(tmp_path / "probe", [Stored("s", ("w",), "f32", bits)])
     run(copies(probe), probe, tmp_path / "first")
@@ -57,7 +63,7 @@ def whole_file(tmp_path, off=0):
     return evolve(source, extents=moved), bits
 
 
-def test_whole_blocks_are_shared_and_the_ends_written(tmp_path, sharing):
+def test_full_blocks_are_shared_and_the_ends_written(tmp_path, sharing):
     source, bits = whole_file(tmp_path)
     sharing.calls.clear()
     report = run(copies(source), source, tmp_path / "out", memory=MEMORY)
@@ -109,7 +115,10 @@ def test_this_disk_refuses_or_shares(tmp_path):
 
 
 def test_a_block_that_is_another_than_the_one_that_was_read_is_found(tmp_path, sharing):
-    """What is read back is held against what was read, not against what is shared."""
+    """The read-back is compared with the bytes read.
+
+    It is not compared with the shared blocks.
+    """
     source, _ = whole_file(tmp_path)
     genuine = sharing.clone
 
@@ -123,7 +132,7 @@ def test_a_block_that_is_another_than_the_one_that_was_read_is_found(tmp_path, s
 
 @pytest.mark.parametrize("kind", ["btrfs", "xfs"])
 def test_a_real_file_system_shares_blocks(tmp_path, kind):
-    """An image of its own, mounted: where root and the tools are at hand."""
+    """A mounted image of its own; needs root and the tools."""
     tool = shutil.which(f"mkfs.{kind}")
     if os.getuid() or tool is None:
         pytest.skip(f"this needs root and mkfs.{kind}")
@@ -146,7 +155,7 @@ def test_a_real_file_system_shares_blocks(tmp_path, kind):
         subprocess.run(["umount", top], check=True)
 
 
-def test_a_range_that_is_no_whole_block_is_refused_by_the_kernel(tmp_path):
+def test_a_range_that_is_no_full_block_is_refused_by_the_kernel(tmp_path):
     (tmp_path / "a").write_bytes(np.arange(BLOCK, dtype="u1").tobytes())
     with (tmp_path / "a").open("rb") as one, (tmp_path / "b").open("wb") as other, pytest.raises(OSError):
         linux.clone_range((one.fileno(), 1), (other.fileno(), 0), 10)

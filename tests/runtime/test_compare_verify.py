@@ -1,4 +1,7 @@
-"""Laws of comparing and verifying: every planted flip under a digest is found and named, and nothing else is."""
+"""Laws of comparing and verifying: exactly the planted flips are found.
+
+Every planted flip under a digest is named, and nothing else.
+"""
 
 import shutil
 from importlib import import_module
@@ -42,8 +45,8 @@ def mend(made):
         (made[2] / name).write_bytes(data)
 
 
-def test_a_flip_in_a_tensor_is_told_of_its_member_and_its_storage(made):
-    """Not only of the file: which tensor is damaged is said, by the archive and by the manifest."""
+def test_a_flip_in_a_tensor_is_reported_with_its_member_and_its_storage(made):
+    """The archive and the manifest name the damaged tensor and its file."""
     _, _, out, content = made
     clean = open_target(out, content)
     try:
@@ -71,7 +74,7 @@ def test_a_flip_anywhere_is_found_under_the_manifest(made, name, place, bit):
         mend(made)
 
 
-def test_a_whole_checkpoint_verifies_and_counts_what_nothing_protects(made, tmp_path):
+def test_a_complete_checkpoint_verifies_and_counts_what_nothing_protects(made, tmp_path):
     source, _, out, content = made
     found = verify_files(open_target(out, content), memory=MEMORY)
     assert found and found.manifest and found.bytes_unprotected == 0

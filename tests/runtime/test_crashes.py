@@ -1,6 +1,7 @@
-"""Laws of a power loss at any moment: the target is absent, the old or the whole new one, and a resume ends in the same bytes.
+"""Laws of a power loss at any moment.
 
-A run is recorded call by call (recorder). Every prefix of it is laid out as a disk might hold it, and run on from there.
+The target is absent, or the old one, or the complete new one. A resume ends in the same bytes.
+A run is recorded call by call (recorder). Every prefix of it is laid out as a disk might hold it, and resumed from there.
 """
 
 import os
@@ -39,7 +40,7 @@ MEMORY = MEMORY_MIN
 
 @pytest.fixture(autouse=True)
 def the_disk():
-    """Whatever a test puts in its place is taken away again."""
+    """Restore the disk after a test that replaces it."""
     before = use_disk(Disk())
     yield
     use_disk(before)
@@ -47,9 +48,9 @@ def the_disk():
 
 @pytest.fixture
 def each_tile_is_journalled(monkeypatch):
-    """One worker, which syncs and journals after every tile: the same calls in the same order each time.
+    """Make one worker sync and journal after every tile.
 
-    Nobody else does so meanwhile, however long a tile takes.
+    Each run then makes the same calls in the same order. No other thread journals meanwhile, however long a tile takes.
     """
     one = Mover._band
     monkeypatch.setattr(moving, "SYNC_SECONDS", float("inf"))
@@ -75,7 +76,7 @@ def run(plan, source, out, **more):
 
 
 def content(path: Path):
-    """A target as it stands: None, a file's bytes, or a folder's files."""
+    """Content of a target: None, a file's bytes, or a folder's files."""
     if not os.path.lexists(path):
         return None
     if path.is_file():
@@ -84,7 +85,7 @@ def content(path: Path):
 
 
 def recorded(world, tmp_path, name="out", **more):
-    """A recorded run into place/NAME: the recorder, and what the target is to be."""
+    """A recorded run into place/NAME: (recorder, expected target)."""
     source, plan = world
     place = tmp_path / "place"
     place.mkdir(exist_ok=True)
@@ -156,7 +157,10 @@ def test_a_single_file_survives_any_crash(world, tmp_path, each_tile_is_journall
 
 @pytest.mark.fault("Power loss", "a second power loss during a resumed run with a torn journal", "as for the first")
 def test_a_resumed_run_survives_any_crash(world, tmp_path, each_tile_is_journalled):
-    """The power went once, with the journal torn; it goes again while the second run is under way."""
+    """The power fails again during the second run.
+
+    The first power loss tore the journal.
+    """
     source, plan = world
     recorder, wanted = recorded(world, tmp_path)
     torn = [c for c in crash_states(recorder, ("torn",)) if c.marks.count("journalled") == 1]
@@ -212,7 +216,10 @@ def test_short_reads_of_scattered_and_combed_runs(tmp_path):
 
 @pytest.mark.fault("Power loss", "more runs than one system call accepts", "the same bytes")
 def test_a_scatter_of_more_runs_than_one_call_takes(tmp_path):
-    """3,000 rows of one contiguous tensor, each to its own place: three calls of at most 1,024 parts."""
+    """3,000 rows of one contiguous tensor, each to its own place.
+
+    They take three calls of at most 1,024 parts.
+    """
     full = bits_of("f32", (3000, 128), 1)
     source = write_source(tmp_path / "src", [Stored("s", ("w",), "f32", full)])
     target = [StoredTensor("d.pt", ("w",), "f32", (3000, 130), "weight", "w")]
@@ -247,7 +254,7 @@ def test_verifying_survives_short_reads(world, tmp_path):
 
 @pytest.mark.fault("Power loss", "a torn record at the end of the journal", "cut off before the next record")
 def test_a_torn_tail_of_the_journal_is_cut_off(world, tmp_path, each_tile_is_journalled):
-    """What is appended after it can be read."""
+    """Records appended after the cut can be read."""
     recorder, _ = recorded(world, tmp_path)
     torn = [c for c in crash_states(recorder, ("torn",)) if c.marks.count("journalled") == 1]
     found = [
@@ -265,7 +272,10 @@ def test_a_torn_tail_of_the_journal_is_cut_off(world, tmp_path, each_tile_is_jou
 
 
 class Failing(Disk):
-    """Fails at one kind of call, where its path says so; counts what is open."""
+    """Fails at one kind of call for chosen paths.
+
+    Counts open files.
+    """
 
     def __init__(self, what, error, where=""):
         self.what, self.error, self.where, self.paths = what, error, where, {}
@@ -311,7 +321,10 @@ def test_no_descriptor_is_left_when_the_journal_cannot_be_cut(world, tmp_path, e
 
 @pytest.mark.parametrize("error", [5, 28])
 def test_nor_when_it_cannot_be_cut_where_the_last_run_ended(world, tmp_path, error):
-    """A run that goes on cuts off what is torn: where it cannot, all stays, and the next one goes on."""
+    """A resumed run cuts off the torn tail of the journal.
+
+    If the cut fails, all files stay, and the next run resumes.
+    """
     source, plan = world
     out = tmp_path / "out"
     set_failpoints("tile-written:2:interrupt")
@@ -327,7 +340,7 @@ def test_nor_when_it_cannot_be_cut_where_the_last_run_ended(world, tmp_path, err
 
 
 @pytest.mark.fault("Power loss", "a lock file that cannot be removed", "reported; it blocks no later run")
-def test_a_lock_that_cannot_be_removed_is_said_and_holds_nobody_up(world, tmp_path):
+def test_a_lock_that_cannot_be_removed_is_reported_and_blocks_nobody(world, tmp_path):
     source, plan = world
     use_disk(disk := Failing("remove", 30, "ucpl-lock"))
     report = run(plan, source, tmp_path / "out")

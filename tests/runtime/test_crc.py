@@ -1,4 +1,4 @@
-"""The CRC of a whole from the CRCs of its parts, against zlib."""
+"""CRCs combined from the CRCs of parts, compared with zlib."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ucpl.runtime.crc import combine, combine_groups, crc_of_zeros, shift
 
 
 @given(st.lists(st.binary(max_size=300)))
-def test_combined_pieces_are_the_whole(pieces: list[bytes]) -> None:
+def test_combined_pieces_are_the_total(pieces: list[bytes]) -> None:
     assert combine([zlib.crc32(p) for p in pieces], [len(p) for p in pieces]) == zlib.crc32(b"".join(pieces))
 
 
@@ -38,7 +38,7 @@ def test_shifts_add_up_for_any_length(crc: int, a: int, b: int) -> None:
 
 @settings(max_examples=20)
 @given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**61)), min_size=17, max_size=40))
-def test_many_are_shifted_as_each_by_itself(pairs: list[tuple[int, int]]) -> None:
+def test_many_are_shifted_as_each_alone(pairs: list[tuple[int, int]]) -> None:
     crcs, lengths = zip(*pairs, strict=True)
     assert shift(crcs, lengths).tolist() == [shift([crc], [n])[0] for crc, n in pairs]
 

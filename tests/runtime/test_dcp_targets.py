@@ -1,5 +1,6 @@
-"""A target of PyTorch's distributed format, as the data plane makes it: whole at any moment, and no byte read twice.
+"""A DCP target written by the data plane.
 
+The target is complete at any moment, and no byte is read twice.
 Its files are many archives each, and `.metadata` is known before data move: another form of files than torch's own.
 """
 
@@ -23,7 +24,10 @@ CHOSEN = 12  # states of the disk that are resumed from: a second of them
 
 
 def test_a_folder_of_chunks_survives_any_crash(tmp_path: Path, each_tile_is_journalled: None) -> None:  # noqa: F811
-    """States of all modes, evenly spread over the run: the target is whole or absent, and resumed to the same bytes."""
+    """States of all modes, evenly spread over the run.
+
+    The target is complete or absent, and a resume ends in the same bytes.
+    """
     world = open_checkpoint(WEIGHTS), ucpl.plan(str(WEIGHTS), "dcp(fsdp = 3)")
     recorder, wanted = recorded(world, tmp_path, framework=DCP())
     assert wanted.keys() >= {".metadata", "__0_0.distcp", "__2_0.distcp", "ucpl/manifest.json"}

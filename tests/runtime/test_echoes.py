@@ -1,4 +1,7 @@
-"""A tied tensor's second name over the same bytes is read once; over bytes of its own it is compared."""
+"""Second names of tied tensors.
+
+Over the same bytes, a name is read once. Over bytes of its own, it is compared.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ SOURCE = Path(__file__).resolve().parents[1] / "fixtures" / "deepspeed" / "z1_dp
 
 
 def rewritten(tmp_path: Path, change: object = None) -> Path:
-    """The checkpoint with the tied head as a tensor of its own, perhaps with one other value."""
+    """The checkpoint with the tied head as a tensor of its own.
+
+    `change` optionally changes one of its values.
+    """
     import shutil
 
     there = tmp_path / "source"

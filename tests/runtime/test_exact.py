@@ -1,4 +1,7 @@
-"""`dtype bf16 exact`: a cast that could lose is looked at value by value, and refused where one does not fit."""
+"""`dtype bf16 exact`: a lossy cast is checked value by value.
+
+The cast is refused if one value does not fit.
+"""
 
 from __future__ import annotations
 

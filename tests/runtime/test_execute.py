@@ -1,4 +1,7 @@
-"""Laws of running a plan: the target is what a NumPy model says, in any tiling, within memory, and never half there."""
+"""Laws of running a plan, compared with a NumPy model.
+
+The target equals the model's in any tiling, within memory, and is never incomplete.
+"""
 
 import os
 import threading
@@ -84,7 +87,7 @@ def strides_of(shape):
 
 
 def merged(shape, source, target):
-    """Dims joined as far as both sides allow, as a plan has them."""
+    """Dims merged as far as both sides allow, as in a plan."""
     kept: list[list[int]] = []
     for n, s, t in zip(shape, source, target, strict=True):
         if n == 1:
@@ -100,7 +103,10 @@ def merged(shape, source, target):
 
 @st.composite
 def worlds(draw):
-    """Sources of any dtype and layout, cut into boxes that go to any place of any target, some left as padding."""
+    """Sources of any dtype and layout, cut into boxes.
+
+    The boxes go to any place of any target. Some places remain as padding.
+    """
     dtype = draw(DTYPES)
     tensors: list[Stored] = []
     rows: list[tuple] = []
@@ -316,7 +322,10 @@ def test_means_and_sums_are_fp64_in_order_and_rounded_once(tmp_path, kind, dtype
 
 
 def nearest_bf16(exact, found):
-    """No neighbour in bf16 is nearer, and no neighbour that is as near is even where this one is odd."""
+    """Check that `found` is the nearest bf16 value, ties to even.
+
+    No neighbour in bf16 is nearer. If a neighbour is equally near, this value is the even one.
+    """
     bits = torch.from_numpy(found).to(torch.bfloat16).view(torch.int16).numpy().astype(np.int32)
     for step in (-1, 1):
         other = torch.from_numpy((bits + step).astype(np.int16)).view(torch.bfloat16).to(torch.float64).numpy()
@@ -335,7 +344,10 @@ def test_a_value_goes_through_both_sides(tmp_path):
 
 
 def test_every_node_of_a_tile_does_what_it_says(tmp_path):
-    """A mean, a sum and a copy beside each other in one stored tensor, as in a flat buffer of parameters that differ."""
+    """A mean, a sum and a copy in one stored tensor.
+
+    A flat buffer of parameters with different operations has this form.
+    """
     a, b = np.arange(300, dtype=np.float32), np.arange(300, dtype=np.float32) * 3 + 1
     source, sources, target, _ = two(tmp_path, a.view("<u4"), b.view("<u4"))
 
@@ -356,7 +368,10 @@ def test_every_node_of_a_tile_does_what_it_says(tmp_path):
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_no_byte_is_read_or_written_twice(tmp_path, axis):
-    """A tensor cut by rows or columns into four, from two: 1.02 times what is needed, at most."""
+    """A tensor in two parts, cut into four by rows or columns.
+
+    At most 1.02 times the needed bytes are read.
+    """
     full = bits_of("f32", (1024, 4096), 1)
     halves = np.split(full, 2, axis)
     source = write_source(tmp_path / "src", [Stored(f"s{i}", ("w",), "f32", h) for i, h in enumerate(halves)])
@@ -413,7 +428,10 @@ def test_many_small_tensors(tmp_path):
 
 
 def test_a_workspace_gives_back_all_that_it_took():
-    """One after another may use the whole of a budget: each phase of a run makes its own."""
+    """Each phase of a run makes its own workspace.
+
+    Successive workspaces can each use the full budget.
+    """
     share = share_of(MEMORY, 1)
     budget = Budget(share.total)
     for _ in range(3):
@@ -519,7 +537,7 @@ def tree(top: Path):
 
 
 @pytest.mark.fault("Disk and files", "an existing target", "kept, or replaced completely")
-def test_an_existing_target_is_kept_or_replaced_as_a_whole(simple):
+def test_an_existing_target_is_kept_or_replaced_completely(simple):
     source, plan, out = simple
     out.mkdir()
     (out / "mine").write_text("precious")
@@ -605,7 +623,7 @@ def test_a_second_run_into_the_same_target_is_refused(simple):
 
 
 @pytest.mark.fault("Disk and files", "too little free space at the start", "an error before anything is written")
-def test_too_little_room_is_said_before_anything_is_written(simple, monkeypatch):
+def test_too_little_room_is_reported_before_anything_is_written(simple, monkeypatch):
     source, plan, out = simple
     real = os.statvfs(out.parent)
     monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result((*real[:3], 1, 1, *real[5:10])))

@@ -1,4 +1,7 @@
-"""What a Fill's table says is what is filled: other places, other values, and nothing where it says nothing."""
+"""Fills follow their table.
+
+Other places and other values are filled if the table names them; places that it does not name are not filled.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,10 @@ def with_fills(plan: Plan, change: Callable[[Fill], Fill | None]) -> Plan:
 
 
 def padded(tmp_path: Path, dtype: str = "f32") -> tuple[Any, Plan, Any]:
-    """70 elements of a source in the middle of 100, in rows of ten: [15, 85) of the target."""
+    """70 elements of a source in the middle of 100.
+
+    The target has rows of ten; the copied elements are [15, 85).
+    """
     bits = bits_of(dtype, (70,), 3)
     source = write_source(tmp_path / "src", [Stored("a", ("x",), dtype, bits)])
     (extent,) = source.extents.values()
@@ -55,7 +61,10 @@ def test_what_the_table_says_is_filled(tmp_path: Path, memory: int) -> None:
     assert not found[:15].any() and not found[85:].any() and found[15:85].tobytes() == bits.tobytes()
 
     def last(fill: Fill) -> Fill:
-        """Only the end, of which there are fifteen, and fifteen of the copy before it."""
+        """Only the end of the fill.
+
+        It has fifteen elements, and fifteen of the copy before it.
+        """
         boxes = Side(np.array([-1]), np.array([70]), np.array([[30]]), np.array([[1]]))
         return evolve(fill, boxes=boxes, value=2.5)
 
@@ -66,8 +75,11 @@ def test_what_the_table_says_is_filled(tmp_path: Path, memory: int) -> None:
 
 
 @pytest.mark.parametrize("cuts", [(0, 15_000), (0, 6_000, 15_000)], ids=["one read", "reads that are joined"])
-def test_a_tile_that_is_copied_as_a_whole_is_filled_where_the_table_says(tmp_path: Path, cuts: tuple[int, ...]) -> None:
-    """A table that fills what is copied, and leaves open what is not: the CRC of such a tile is not that of what was read."""
+def test_a_tile_that_is_copied_in_one_is_filled_where_the_table_says(tmp_path: Path, cuts: tuple[int, ...]) -> None:
+    """A table that fills copied elements and leaves uncopied ones open.
+
+    The CRC of such a tile differs from the CRC of the bytes read.
+    """
     bits = bits_of("f32", (15_000,), 3)
     source = write_source(tmp_path / "src", [Stored("a", ("x",), "f32", bits)])
     (extent,) = source.extents.values()
@@ -82,7 +94,10 @@ def test_a_tile_that_is_copied_as_a_whole_is_filled_where_the_table_says(tmp_pat
 
 
 def test_rows_and_values_of_every_size(tmp_path: Path) -> None:
-    """A column of padding over many tiles, in dtypes of 1 to 16 bytes."""
+    """A column of padding over many tiles.
+
+    Its dtypes have 1 to 16 bytes.
+    """
     for dtype in ("u8", "bf16", "f32", "f64", "c128"):
         bits = bits_of(dtype, (4_000, 30), 5)
         source = write_source(tmp_path / dtype, [Stored("a", ("x",), dtype, bits)])
@@ -110,7 +125,10 @@ def test_what_nothing_is_moved_to_and_nothing_fills_is_refused(tmp_path: Path) -
 
 
 def test_what_leaves_its_tensor_is_refused_and_the_step_of_one_element_is_nobodys(tmp_path: Path) -> None:
-    """As many elements as are open, but not where they are: the count alone would let them pass."""
+    """As many elements as are open, but at other places.
+
+    The count alone would accept them.
+    """
     source, plan, bits = padded(tmp_path)
 
     def other(offset: int, shape: list[int], step: list[int]) -> Callable[[Fill], Fill]:
@@ -140,7 +158,10 @@ def test_sources_of_one_mean_meet_and_must_be_enough(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("twice", [[(0, 100), (0, 100)], [(0, 100), (50, 100), (150, 200)], [(50, 200), (100, 150)]])
 def test_no_tile_has_what_the_one_before_it_had(tmp_path: Path, twice: list[tuple[int, int]]) -> None:
-    """A plan that moves twice to one place and never to another: as many elements as there are, and a hole."""
+    """A plan that moves twice to one place and never to another.
+
+    The number of elements is right, and one place is a hole.
+    """
     a = bits_of("f32", (200,), 3)
     source, sources, target, _ = two(tmp_path, a, a.copy())
     first, hole = evolve(target[0], key=("first",)), evolve(target[0], key=("hole",))
@@ -162,7 +183,7 @@ def real() -> Plan:
 
 
 def test_a_plan_s_fills_are_what_its_moves_leave(tmp_path: Path) -> None:
-    """Told by counting, tensor by tensor; and a file keeps them."""
+    """Expected fills are counted tensor by tensor, and a file keeps them."""
     plan = real()
     reached = [np.zeros(t.numel, np.int64) for t in plan.targets]
     for m in plan.moves:
@@ -224,7 +245,10 @@ def test_a_fill_of_what_is_not_there_is_refused(column: str, tmp_path: Path) -> 
 
 
 def test_fills_do_not_widen_the_table_of_moves(tmp_path: Path) -> None:
-    """200 ranks whose tensors end in padding are a handful of boxes, and a plan that has them is hardly larger."""
+    """200 ranks whose tensors end in padding take a handful of boxes.
+
+    A plan with these boxes is hardly larger.
+    """
     model = Path(__file__).parents[2] / "benchmarks" / "llama.ucpl"
     plans = [ucpl.plan("zero3(dp=256)", f"zero3(dp={dp})", model=f"{model}:llama") for dp in (128, 200)]
     fills = [[n for n in p.nodes if isinstance(n, Fill)] for p in plans]

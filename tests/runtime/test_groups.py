@@ -1,4 +1,7 @@
-"""Short runs of the source that several tiles are made of: what lies between them is read once, for all of them."""
+"""Short runs of the source that several tiles share.
+
+The bytes between these runs are read once, for all of the tiles.
+"""
 
 import numpy as np
 import pytest
@@ -39,13 +42,13 @@ def test_columns_are_read_once(tmp_path, here, there, workers):
     for j, array in enumerate(wanted):
         assert read_target(tmp_path / "out", f"d{j}.pt")["w"].tobytes() == array.tobytes()
     assert report.bytes_read <= 1.02 * report.bytes_needed
-    # What was read for all of them vouches for the source, too.
+    # Bytes read for all tiles count as checked source bytes, too.
     assert report.source_bytes_checked == report.bytes_needed and report.bytes_read_verify == 0
     assert report.bytes_live_max <= memory
 
 
 def test_columns_in_runs_of_kilobytes_are_read_in_few_calls(tmp_path, monkeypatch):
-    """Not in one for each run: to copy it once more takes less."""
+    """Not one call for each run: one more copy is faster."""
     monkeypatch.setattr(buffers, "TILE_MAX", 1 << 17)
     plan, source, wanted = columns(tmp_path / "src", (128, 7168), 1, 2)
     disk = Counting()
@@ -60,7 +63,7 @@ def test_columns_in_runs_of_kilobytes_are_read_in_few_calls(tmp_path, monkeypatc
 
 
 def test_halves_of_a_row_that_go_to_two_places_of_one_tensor_are_read_once(tmp_path):
-    """As where queries and keys, which lie side by side, are put one below the other."""
+    """Adjacent queries and keys in a row go to separate places."""
     model = numbers("<u2", (800, 200))
     source = write_source(tmp_path / "src", [Stored("s0", ("w",), "u16", model)])
     rows = [(0, 0, 0, (800, 100), 100 * half, (200, 1), 80000 * half, (100, 1)) for half in range(2)]
@@ -75,7 +78,10 @@ def test_halves_of_a_row_that_go_to_two_places_of_one_tensor_are_read_once(tmp_p
 
 
 def test_a_band_and_the_windows_of_its_columns_have_room_together(tmp_path):
-    """A tensor of which one half is transposed, in bands that take most of memory, and the other shares columns."""
+    """A half-transposed tensor with shared columns in its other half.
+
+    The bands of the transposed half take most of memory.
+    """
     square, wide = numbers("<u4", (512, 512)), numbers("<u4", (1024, 1024))
     source = write_source(tmp_path / "src", [Stored("s0", ("w",), "i32", square), Stored("s1", ("w",), "i32", wide)])
     rows = [
@@ -92,8 +98,10 @@ def test_a_band_and_the_windows_of_its_columns_have_room_together(tmp_path):
 
 
 def flat_world(root, model, degrees, lead, parts):
-    """Columns of a matrix to ranks of another number, each of which has its own in a flat buffer behind `lead` elements,
-    cut into parts: (plan, source, targets)."""
+    """Columns of a matrix to ranks of another number: (plan, source, targets).
+
+    Each rank has its own columns in a flat buffer behind `lead` elements, cut into parts.
+    """
     here, there = (pieces(model.shape, 1, n) for n in degrees)
     tensors = [Stored(f"s{i}", ("w",), "u16", model[:, low : low + n]) for i, (low, n) in enumerate(here)]
     tensors.append(Stored("lead", ("w",), "u16", numbers("<u2", (max(lead, 1),))))
@@ -123,13 +131,16 @@ def flat_world(root, model, degrees, lead, parts):
 @pytest.mark.parametrize("memory", [MEMORY, 16 * MEMORY])
 @pytest.mark.parametrize("lead", [0, 1000])
 def test_columns_in_flat_buffers_are_read_once(tmp_path, lead, memory):
-    """Though tiles of two ranks end at other rows, and with little memory some rows are read for two groups."""
+    """Tiles of two ranks end at different rows.
+
+    With little memory some rows are read for two groups.
+    """
     plan, source, wanted = flat_world(tmp_path / "src", numbers("<u2", (900, 401)), (1, 4), lead, 3)
     report = run(plan, source, tmp_path / "out", workers=1, memory=memory)
     for t, flat in enumerate(wanted):
         assert read_target(tmp_path / "out", f"d{t}.pt")["w"].tobytes() == flat.tobytes()
     assert report.bytes_read <= 1.02 * report.bytes_needed
-    # Runs that two groups read are told apart: none is read a third time for its CRC.
+    # Runs that two groups read are counted separately: none is read a third time for its CRC.
     assert report.bytes_read_verify == 0 and report.source_bytes_unverified == 0
 
 
@@ -148,7 +159,7 @@ def test_any_columns_to_any_others(tmp_path_factory, shape, here, there, data):
     assert compare(plan, source, open_target(top / "out", [f"d{t}.pt" for t in range(len(wanted))]), memory=memory)
 
 
-def test_a_run_that_was_stopped_in_a_group_goes_on_with_what_is_left_of_it(tmp_path):
+def test_a_run_that_was_stopped_in_a_group_resumes_with_the_rest_of_it(tmp_path):
     plan, source, wanted = columns(tmp_path / "src", (800, 420), 2, 4)
     set_failpoints("tile-written:90:eio")
     with pytest.raises(UcplError):
@@ -156,7 +167,7 @@ def test_a_run_that_was_stopped_in_a_group_goes_on_with_what_is_left_of_it(tmp_p
     set_failpoints("")
     report = run(plan, source, tmp_path / "out", workers=1, memory=2 << 20, resume=True)
     assert 0 < report.tiles_resumed < report.tiles
-    # What a journalled tile was made of is in the journal, too: none of it is read once more for its CRC.
+    # The journal also records the source bytes of each tile: none of them is read again for its CRC.
     assert report.source_bytes_unverified == report.bytes_read_verify == 0
     for j, array in enumerate(wanted):
         assert read_target(tmp_path / "out", f"d{j}.pt")["w"].tobytes() == array.tobytes()

@@ -1,4 +1,4 @@
-"""What keeps a run honest: the source unchanged, the target read back whole, and no two runs taken for one."""
+"""Guards of a run: unchanged source, complete read-back, distinct runs."""
 
 import json
 import os
@@ -113,7 +113,10 @@ def test_everything_but_the_texts_is_read_back(small):
 @pytest.mark.fault("Disk and files", "a source that changes while data moves, or after its check", "refused, no target")
 @pytest.mark.parametrize(("place", "passed"), [("tile-written", False), ("synced", True)])
 def test_a_source_that_changes_at_any_time_is_refused(small, monkeypatch, place, passed):
-    """While data moves: before any time goes into reading back. After it was checked: before anything is published."""
+    """A change during the move is found before the read-back starts.
+
+    A change after the check of the source is found before publication.
+    """
     source, plan, out = small
     seen: list[str] = []
 
@@ -130,7 +133,10 @@ def test_a_source_that_changes_at_any_time_is_refused(small, monkeypatch, place,
 
 
 def test_a_source_that_was_written_anew_has_changed_and_is_not_called_damaged(small, monkeypatch):
-    """Other bytes and another time: two checkpoints were mixed, which no CRC has to find out."""
+    """Other bytes and another modification time: two checkpoints are mixed.
+
+    No CRC is needed to find this.
+    """
     source, plan, out = small
     path = source.root / "b"
     seen: list[str] = []
@@ -147,7 +153,7 @@ def test_a_source_that_was_written_anew_has_changed_and_is_not_called_damaged(sm
     assert code_of(lambda: run(plan, source, out, workers=1)) == "E611"
 
 
-# ---- which run is which ----------------------------------------------------------------------------------------------
+# ---- identity of runs ------------------------------------------------------------------------------------------------
 
 
 def test_a_resume_into_other_metadata_is_refused(small):
@@ -216,8 +222,11 @@ def test_plans_of_other_texts_have_other_digests(small):
         assert digest_of_plan(evolve(plan, **change)) != digest_of_plan(plan)
 
 
-def test_sides_of_a_plan_are_told_apart(small):
-    """The last source moved to the front of the targets: the same lines in the same order."""
+def test_sides_of_a_plan_are_distinguished(small):
+    """The last source moved to the front of the targets.
+
+    The same lines follow in the same order.
+    """
     _, plan, _ = small
     a, b = plan.sources
     one = remade(plan, sources=(a, b), targets=(), moves=())
@@ -226,7 +235,10 @@ def test_sides_of_a_plan_are_told_apart(small):
 
 
 def test_a_plan_that_the_disk_does_not_give_is_not_to_be_made_anew(tmp_path):
-    """A folder in its place: its open fails for another reason than that it is not there."""
+    """A folder in the plan's place.
+
+    Its open fails for another reason than a missing file.
+    """
     remedies = []
     for path in (tmp_path / "no.plan", tmp_path):
         with pytest.raises(UcplError) as caught:
@@ -347,7 +359,7 @@ def test_a_target_that_comes_into_being_meanwhile_is_not_replaced(small, monkeyp
     assert tree(out) == {"theirs": b"precious"}
 
 
-# ---- what is read from a disk that others write to -------------------------------------------------------------------
+# ---- reads from a disk that other processes write to -----------------------------------------------------------------
 
 
 def broken(value, rng):
@@ -406,7 +418,7 @@ def test_any_manifest_is_read_or_is_a_finding(small, seed):
     "text",
     ["", "{", "[]", "1", "null", '{"format": 1}', '{"format": 1, "files": []}', "[" * 100_000, "1" * 5000, "\xff"],
 )
-def test_what_is_no_manifest_is_said_to_be_none(small, text):
+def test_what_is_no_manifest_is_reported_as_none(small, text):
     source, plan, out = small
     run(plan, source, out)
     (out / MANIFEST).write_bytes(text.encode("latin-1"))
@@ -449,7 +461,10 @@ def record(*body, check=None) -> bytes:
 
 @pytest.mark.fault("Hostile input", "a journal record with another CRC of a tile", "refused at read-back")
 def test_a_tile_is_read_back_against_both_digests_of_a_journal(small):
-    """An archive says the CRC that the journal told, of bytes that this run never had."""
+    """An archive takes its CRC from the journal.
+
+    This run never had the bytes of that CRC.
+    """
     source, plan, out = small
     set_failpoints("synced:1:eio")
     with pytest.raises((UcplError, OSError)):
@@ -472,7 +487,10 @@ def test_a_tile_is_read_back_against_both_digests_of_a_journal(small):
     "not followed, no hang: status 4 or a finding",
 )
 def test_what_an_earlier_run_left_is_a_regular_file(small):
-    """A FIFO is not waited for, a link is not followed: a journal is appended to, and cut."""
+    """A FIFO is not waited for, and a link is not followed.
+
+    A journal is appended to, and cut.
+    """
     source, plan, out = small
     work = out.with_name(".out.ucpl-work")
     work.mkdir()
@@ -502,8 +520,11 @@ def test_what_an_earlier_run_left_is_a_regular_file(small):
     "Hostile input", "journals with other headers or forged records", "the same bytes in the end, or refused"
 )
 @pytest.mark.parametrize("seed", range(4))
-def test_any_journal_is_gone_on_from_or_refused(small, seed, monkeypatch):
-    """Headers with types exchanged, records of noise with a CRC that fits: the same bytes in the end, or our own error."""
+def test_any_journal_is_resumed_or_refused(small, seed, monkeypatch):
+    """Headers with types exchanged, and records of noise with a matching CRC.
+
+    The run ends in the same bytes or in an error of ucpl.
+    """
     source, plan, out = small
     run(plan, source, out.with_name("wanted"))
     wanted, rng = tree(out.with_name("wanted")), random.Random(seed)
@@ -538,7 +559,7 @@ def test_a_journal_comes_back_as_it_was_written(tmp_path):
     runs = Fragments()
     runs.add(1, 2, 3, 4)
     runs.add(5, 6, 7, 8, (9, 10))
-    runs.add(1, 2, 3, 4, (2, 1 << 40))  # too far apart to be said: it will be read again
+    runs.add(1, 2, 3, 4, (2, 1 << 40))  # too far apart to be recorded: it will be read again
     journal.append([DoneTile(7, 48, 0xDEAD, 0xBEEF)], runs)
     journal.publishing(1 << 63, 5)
     journal.close()
@@ -554,7 +575,7 @@ def test_a_journal_comes_back_as_it_was_written(tmp_path):
 
 @pytest.mark.parametrize("body", [(1, 0, 1 << 62, 1, 0, 0), (1, 0, 0, 1 << 62, 0, 0), (2, 0, 1 << 63, 1, 0, 0),
                                   (2, 0, 0, 1, 5, 0), (2, 0, 0, 1, 1 << 40, 0),
-                                  # runs that lie on one another, and runs beyond what a number says
+                                  # runs that overlap, and runs beyond the range of a number
                                   (2, 0, 0, 1, 0xFFFFFF << 40, 0), (2, 0, 0, 9, (2 << 40) + 8, 0),
                                   (2, 0, 0, 1, (1 << 64) - 1, 0)])  # fmt: skip
 def test_a_record_of_places_that_no_file_has_ends_the_journal(tmp_path, body):

@@ -16,7 +16,10 @@ SOURCE = Path(__file__).parents[1] / "fixtures" / "megatron" / "dist_muon"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """As megatron-core 0.17 to 0.19 write it with verify_integrity: all files but integrity.json itself."""
+    """A folder as verify_integrity of megatron-core 0.17 to 0.19 writes it.
+
+    integrity.json itself is missing.
+    """
     copy = shutil.copytree(SOURCE, tmp_path / "in")
     sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in copy.iterdir()}
     (copy / "integrity.json").write_text(json.dumps({"algorithm": "sha256", "files": sums}, indent=2))

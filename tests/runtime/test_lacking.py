@@ -1,4 +1,7 @@
-"""File systems that lack a call: each is done without, and where less is promised then, that is said."""
+"""File systems that lack a call.
+
+The run works without each call, and reports each guarantee that it then loses.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +130,7 @@ def table(tmp_path: Path, kind: str, at: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "lustre", "fuse.sshfs"])
-def test_a_file_system_of_a_network_is_told_by_its_kind(tmp_path: Path, kind: str):
+def test_a_file_system_of_a_network_is_recognized_by_its_kind(tmp_path: Path, kind: str):
     known = table(tmp_path, kind, "/mnt/a\\040b")
     assert kind_of(Path("/mnt/a b/c"), known) == kind and f"is on {kind}:" in network_remark(Path("/mnt/a b"), known)
     assert kind_of(Path("/mnt/a bc"), known) == "ext4" and network_remark(Path("/mnt/a bc"), known) == ""

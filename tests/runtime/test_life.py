@@ -1,7 +1,7 @@
-"""The life of one target: runs that are killed and go on, full disks, damaged work, sources that change or rot, other plans.
+"""The life of one target: interrupted runs, full disks, damage, changed sources.
 
-Whatever happens in whatever order, what stands at the target's place is what stood there before, or the new one, whole: and a
-run that says it is done has written what a run without any of this writes.
+Runs are killed and resumed; sources change or rot; other plans follow. After any sequence of these, the target's place holds
+its earlier content, or the complete new target. A run that reports success has written the bytes of an undisturbed run.
 """
 
 import os
@@ -26,7 +26,7 @@ from ucpl.runtime.buffers import MEMORY_MIN
 from ucpl.runtime.failpoints import set_failpoints
 from ucpl.runtime.options import RunOptions
 
-# So that there is something to go on with, however early a run ends.
+# An early end of a run still leaves work to resume.
 pytestmark = pytest.mark.usefixtures("each_tile_is_journalled")
 
 SIZES = {"a": 20_000, "b": 900, "c": 17_001}  # seven tiles
@@ -61,7 +61,7 @@ class Life(RuleBasedStateMachine):
         self.out = self.top / "here" / "out"
         self.out.parent.mkdir()
         self.version = 0
-        self.standing: Any = None  # what is at the target's place
+        self.standing: Any = None  # content at the target's place
         self.left: tuple[str, int] | None = None  # (plan, version of the source) of work that an earlier run left
         self._renew()
 
@@ -70,7 +70,7 @@ class Life(RuleBasedStateMachine):
         shutil.rmtree(self.top)
 
     def _renew(self) -> None:
-        """A source of other values, and what is to come of it."""
+        """Write a source of other values and compute its expected target."""
         folder = self.top / f"source-{self.version}"
         tensors = [Stored(f, (f,), "f32", bits_of("f32", (n,), n + self.version)) for f, n in SIZES.items()]
         made = write_source(folder, tensors)
@@ -94,7 +94,10 @@ class Life(RuleBasedStateMachine):
         return DONE
 
     def _outcome(self, plan: str, out: Path, fault: str = "", **how: Any) -> str:
-        """One run, where it may be killed in a process of its own: how it ended."""
+        """The outcome of one run.
+
+        A run that may be killed has its own process.
+        """
         if not fault:
             return self._ended(plan, out, **how)
         told = self.top / "told"
@@ -126,7 +129,7 @@ class Life(RuleBasedStateMachine):
             )
         if not self.work():
             self.left = None
-        elif outcome != "E602" and outcome != "E500":  # which leave what is there
+        elif outcome != "E602" and outcome != "E500":  # these two errors keep the existing target
             self.left = (plan, self.version) if found != new else None
         self.standing = found
         return outcome
@@ -138,7 +141,10 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self.work())
     @rule(fault=st.one_of(st.just(""), st.just(""), FAULTS), other=st.integers(0, 4), force=st.booleans())
     def goes_on(self, fault, other, force):
-        """Mostly with what is left. What stands there already is only replaced on request."""
+        """Mostly resume the last run.
+
+        An existing target is only replaced on request.
+        """
         last = self.left[0] if self.left else "apart"
         plan = last if other else next(name for name in PLANS if name != last)
         before, left = self.standing, self.left
@@ -161,7 +167,10 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self.work())
     @rule(data=st.data())
     def damage(self, data):
-        """A byte of what an earlier run left, or its end."""
+        """Damage the files of an earlier run.
+
+        One byte is changed, or the end is cut off.
+        """
         journal = [p for p in self.work() if p.name == "journal"]
         path = data.draw(st.sampled_from(journal * 3 + self.work()))
         size = path.stat().st_size
@@ -174,7 +183,10 @@ class Life(RuleBasedStateMachine):
 
     @rule(plan=PLAN, records=st.integers(3, 6), end=st.booleans(), data=st.data())
     def damaged_records_are_no_records(self, plan, records, end, data):
-        """What one says that is damaged is done again, and so is what those behind it say: all else is as it was."""
+        """A damaged record and all records behind it count as missing.
+
+        Their work is done again. Everything else is unchanged.
+        """
         assert self._run(plan, f"journal-synced:{records}:kill", force=True) == KILLED
         journal = self.folder / "journal"
         first, size = journal.read_bytes().index(b"\n") + 1, journal.stat().st_size
@@ -184,7 +196,10 @@ class Life(RuleBasedStateMachine):
 
     @rule(plan=PLAN, records=st.integers(3, 6), data=st.data())
     def damaged_tiles_are_not_published(self, plan, records, data):
-        """They were read back once, and are read back again: a run that goes on may refuse them."""
+        """Tiles are read back a second time.
+
+        A resumed run may refuse damaged tiles.
+        """
         assert self._run(plan, f"journal-synced:{records}:kill", force=True) == KILLED
         path = data.draw(st.sampled_from([p for p in self.work() if p.name != "journal"]))
         flip(path, data.draw(st.integers(0, path.stat().st_size - 1)), data.draw(BIT))
@@ -205,7 +220,10 @@ class Life(RuleBasedStateMachine):
 
     @rule(plan=PLAN, name=NAMES, resume=st.booleans(), fault=st.one_of(st.just(""), FAULTS))
     def the_source_rots(self, plan, name, resume, fault):
-        """While one run lasts, a bit is another. No clock tells."""
+        """One bit of the source differs during one run.
+
+        The file times do not change.
+        """
         plan = self.left[0] if resume and self.left else plan
         path = self.source.root / name
         was, times = path.read_bytes(), path.stat()
@@ -227,7 +245,7 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-# A failing story is told as it was found: making it shorter takes minutes.
+# A failing story is reported unshortened: shrinking takes minutes.
 TestLife.settings = settings(
     settings.get_profile("laws"), max_examples=9, stateful_step_count=12, phases=[Phase.explicit, Phase.generate]
 )

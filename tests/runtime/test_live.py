@@ -1,4 +1,7 @@
-"""A padded vocabulary as Megatron stores it, tp = 2 to tp = 4 and back: torch files, every element with its own number."""
+"""A padded Megatron vocabulary from tp 2 to tp 4 and back.
+
+The checkpoints are torch files. Each element has its own number.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ V, H = 50257, 3
 
 
 def padded(rows: int, state: int, kept: int) -> torch.Tensor:
-    """Rows 0 to V of a vocabulary, then so many live ones; zeros behind them."""
+    """Rows 0 to V, then some live rows, then zeros."""
     out = torch.zeros(rows, H, dtype=torch.float64)
     numbers = torch.arange(1, (V + kept) * H + 1, dtype=torch.float64).view(-1, H)
     out[: V + kept] = numbers + state * 2**20
@@ -146,7 +149,7 @@ def test_a_target_that_pads_with_zeros_gets_zeros(tmp_path: Path, spec: str) -> 
         found = torch.load(there / f"mp_rank_{rank:02}.pt", weights_only=True)
         assert torch.equal(found["embed"], padded(50688, 0, 0).chunk(4)[rank])
     assert all("175 of 175 are not kept, the target has no live rows" in t for t in report.plan.dropped)
-    # ... and what says that nothing is there is held against that: those rows are not zero.
+    # ... and a statement that these rows are empty is checked against that: they are not zero.
     with pytest.raises(UcplError, match="E614"):
         ucpl.convert(source, tmp_path / "no", layout=f"{spec}zeros(tp=2)", to=f"{spec}zeros(tp=4)")
 

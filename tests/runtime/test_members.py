@@ -1,4 +1,7 @@
-"""What a clause says of copies holds along its axes: members differ and are put together, copies of a member are equal."""
+"""A clause about copies holds along its axes.
+
+Different members are put together; copies of one member are equal.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,10 @@ def spec(folder: Path, clauses: str) -> Path:
 
 
 def written(folder: Path, clauses: str, change: tuple[int, int] | None = None) -> Path:
-    """dp 2 x tp 3 ranks: member t holds its element numbers times 10 ** t, on every dp. `change`: a rank that has others."""
+    """A checkpoint of dp 2 x tp 3 ranks.
+
+    Member t holds its element numbers times 10 ** t, on every dp. `change`: a rank with other numbers.
+    """
     (folder / "in").mkdir(parents=True)
     numbers = torch.arange(1.0, 5.0)
     for dp in range(2):
@@ -96,7 +102,7 @@ def test_any_along_one_axis_does_not_excuse_the_other(tmp_path: Path) -> None:
         ucpl.convert(tmp_path / "in", tmp_path / "other", layout=here, to=there)
 
 
-def test_why_tells_parts_from_their_copies(tmp_path: Path) -> None:
+def test_why_distinguishes_parts_from_their_copies(tmp_path: Path) -> None:
     path = spec(tmp_path, "sum @tp")
     good("plan", "--from", f"{path}:x(dp=2, tp=3)", "--to", f"{path}:y(tp=2)", "-o", tmp_path / "p.plan")
     said = good("why", tmp_path / "p.plan", "w[3]").out

@@ -1,6 +1,7 @@
-"""Weights of two elements to a byte, with an exponent for each block: to ranks, to other degrees, back, and into bf16.
+"""Weights with two elements per byte and an exponent per block.
 
-What is expected is made by torch, which takes bytes apart, looks values up and multiplies by powers of two.
+They are converted to ranks, to other degrees, back, and into bf16.
+The expected values come from torch, which splits bytes, looks values up and multiplies by powers of two.
 """
 
 from __future__ import annotations
@@ -86,12 +87,15 @@ LUT = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4
 
 
 def values(blocks: torch.Tensor) -> torch.Tensor:
-    """Elements of bytes of two, along a last axis of twice the size."""
+    """Elements of two-element bytes, along a last axis of twice the size."""
     return torch.stack([LUT[(blocks & 15).long()], LUT[(blocks >> 4).long()]], -1).flatten(-2)
 
 
 def made(folder: Path) -> dict[str, torch.Tensor]:
-    """A checkpoint as files of gpt-oss keep it: every byte and every exponent once at least."""
+    """A checkpoint with the files of gpt-oss.
+
+    Every byte and every exponent occurs at least once.
+    """
     (folder / "spec.ucpl").write_text(SPEC)
     (folder / "source").mkdir()
     tensors = {}
@@ -148,7 +152,10 @@ def test_bytes_and_exponents_go_to_ranks_and_back_bit_for_bit(tmp_path: Path) ->
 
 
 def test_products_are_those_of_torch_wherever_they_are_cut(tmp_path: Path) -> None:
-    """Cut by 7: at odd elements, so that halves of a byte go to different ranks."""
+    """Cuts into 7 parts, at odd elements.
+
+    The two halves of a byte go to different ranks.
+    """
     tensors = made(tmp_path)
     convert(tmp_path, "source", "two", ("hf()", "ranks(tp = 2)"))
     convert(tmp_path, "two", "bf16", ("ranks(tp = 2)", "product(tp = 4)"))
@@ -230,7 +237,7 @@ def test_a_cut_inside_a_byte_is_refused_on_either_side(tmp_path: Path, which: st
 
 
 def damaged(folder: Path, mask: int) -> None:
-    """One bit pattern of byte [1, 2, 1, 5] of layer 1 changed."""
+    """XOR byte `[1, 2, 1, 5]` of layer 1 with `mask`."""
     path = folder / "model.safetensors"
     raw = bytearray(path.read_bytes())
     (length,) = struct.unpack("<Q", raw[:8])

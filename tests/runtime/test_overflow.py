@@ -1,4 +1,7 @@
-"""No cast makes a number infinite: `lossy`, derived states, sums and products with scales end the run with its place."""
+"""No cast makes a number infinite.
+
+`lossy`, derived states, sums and products with scales stop the run and report the element's place.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""--force where names cannot be exchanged and folders cannot be moved: overlayfs, which containers run on."""
+"""--force on overlayfs, the file system of containers.
+
+Names cannot be exchanged there, and folders cannot be moved.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ ROOT = Path(__file__).parents[2]
 
 
 class Layered(Disk):
-    """Folders of a lower layer are neither exchanged nor moved; `fails`: the number of the rename that fails, of all."""
+    """Folders of a lower layer are neither exchanged nor moved.
+
+    `fails`: the number of the failing rename, counted over all renames.
+    """
 
     def __init__(self, lower: Path, fails: int = 0) -> None:
         self.inodes = {os.stat(folder).st_ino for folder, _, _ in os.walk(lower)}
@@ -75,7 +81,10 @@ def test_a_folder_that_no_rename_moves_is_replaced(world, tmp_path: Path) -> Non
 )
 @pytest.mark.parametrize("n", range(1, 6))
 def test_what_fails_on_the_way_leaves_the_old_one(world, tmp_path: Path, n: int) -> None:
-    """Three files and links are moved, then the folder of them is called the old one."""
+    """Three files and links are moved; then their folder is renamed.
+
+    Their folder gets the name of the old target.
+    """
     source, plan = world
     before = {str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*")}
     use_disk(Layered(tmp_path / "out", n))
@@ -93,7 +102,10 @@ def test_what_fails_on_the_way_leaves_the_old_one(world, tmp_path: Path, n: int)
 
 
 def test_overlayfs_itself(tmp_path: Path) -> None:
-    """A folder and a file of an image are replaced. Needs a kernel that mounts overlays in a namespace."""
+    """A folder and a file of an image are replaced.
+
+    Needs a kernel that mounts overlays in a namespace.
+    """
     lower, mount = tmp_path / "lower", tmp_path / "m"
     shutil.copytree(ROOT / "tests/fixtures/deepspeed/z1_dp4/global_step3", lower / "folder")
     (lower / "plain.pt").write_bytes(b"old")
@@ -116,5 +128,5 @@ def test_overlayfs_itself(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr
-    left = done.stdout.partition("folder\nplain.pt\n")[2].split()  # all that the mount has, and what follows
+    left = done.stdout.partition("folder\nplain.pt\n")[2].split()  # all names in the mount, and the lines after them
     assert int(left[0]) > 10_000 and left[1:] == ["global_step3", "latest", "ucpl", "zero_to_fp32.py"][: len(left) - 1]

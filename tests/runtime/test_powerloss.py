@@ -1,4 +1,4 @@
-"""Power that goes at any call, and a disk that kept of what was not synced whatever it liked, in any order.
+"""Power loss at any call, with any subset of unsynced changes kept.
 
 A sample by default; all states with UCPL_POWERLOSS=all (`make powerloss`), where each case prints how many it tried.
 """
@@ -125,7 +125,10 @@ def test_a_container_with_weights_made_anew_survives_any_crash(
 )
 @pytest.mark.parametrize("verb", ["plan", "infer", "fmt"])
 def test_a_text_is_durable_before_it_has_its_name_and_its_name_before_it_is_done(verb: str, tmp_path: Path) -> None:
-    """So it is the old one or the new one whatever the disk kept, and the new one once the verb has ended."""
+    """After a power loss the target is the old or new text.
+
+    Once the verb has ended, it is the new text.
+    """
     out = tmp_path / "out.ucpl"
     source = FIXTURES / "z1_dp2_sgdm"
     good("infer", source, "-o", out)

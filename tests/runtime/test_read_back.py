@@ -1,4 +1,7 @@
-"""What is read back: all of it, from the disk, after the last write to a page, and beside the move where it can be."""
+"""Read-back of all bytes from the disk.
+
+Each page is read after the last write to it, in parallel with the move if possible.
+"""
 
 import os
 import threading
@@ -23,7 +26,10 @@ def pages(position: int, size: int) -> range:
 
 
 class Pages(Disk):
-    """What became of every page of the target's files: written, synced, forgotten, read. A read of any other is noted."""
+    """State of every page of the target's files: written, synced, forgotten, read.
+
+    A read of any other page is recorded.
+    """
 
     def __init__(self) -> None:
         self.state: dict[tuple[int, int], str] = {}  # (inode, page)
@@ -74,7 +80,7 @@ class Pages(Disk):
             return got
 
     def unread(self) -> int:
-        """Bytes that were written and not read since the last write to their page."""
+        """Bytes not read since the last write to their page."""
         count = 0
         ends: dict[int, int] = {}
         for (file, page), parts in self.seen.items():
@@ -96,7 +102,10 @@ def odd(tmp_path, sizes=(12_000, 900, 1, 30_001)):
 
 @pytest.fixture
 def what_is_durable_is_read_at_once(each_tile_is_journalled, monkeypatch):  # noqa: F811
-    """Before the next tile is written: a thread beside would do so now or later."""
+    """Read back before the next tile is written.
+
+    A parallel thread would do this at an unknown time.
+    """
     durable = ReadBack.durable
 
     def and_read(self, indexes):
@@ -133,7 +142,10 @@ def test_so_it_is_with_several_threads(tmp_path, monkeypatch):
 
 
 class Slow(Pages):
-    """The last write of payload waits until something was read back, or `until` is set."""
+    """Delays the last write of payload until a read-back.
+
+    Setting `until` also ends the delay.
+    """
 
     def __init__(self, last: int, until: threading.Event | None = None) -> None:
         super().__init__()
@@ -168,7 +180,10 @@ def test_what_is_durable_is_read_back_while_the_rest_is_moved(tmp_path, each_til
 
 
 class Damaging(Slow):
-    """A byte of the first file's second page is another, from its first sync on: nothing of ours wrote it."""
+    """Changes one byte from the first sync on.
+
+    The byte is in the first file's second page. No code of ucpl writes this byte.
+    """
 
     def sync(self, fd, *, data_only=False):
         super().sync(fd, data_only=data_only)
@@ -204,7 +219,10 @@ def test_a_byte_that_the_disk_changed_is_found_before_all_is_moved(tmp_path, eac
 
 
 class Careless(Slow):
-    """Writing what depends on CRCs spoils the byte before it, which is payload that was read back already."""
+    """Writes of CRC-dependent bytes damage the byte before them.
+
+    That byte is payload and was already read back.
+    """
 
     def write(self, fd, view, position):
         done = super().write(fd, view, position)
@@ -219,7 +237,10 @@ class Careless(Slow):
     "found: a page with a later write is read again",
 )
 def test_what_shares_a_page_with_a_later_write_is_read_back_again(tmp_path, each_tile_is_journalled):  # noqa: F811
-    """A descriptor follows each storage, in the page of the storage's end, and is written after all was moved."""
+    """A descriptor follows each storage, in the page of the storage's end.
+
+    It is written after the last move.
+    """
     source, plan = odd(tmp_path, (7_168 + 16, 900, 1, 1))
     use_disk(Careless(last=10_000))
     with pytest.raises(UcplError) as caught:
@@ -248,7 +269,7 @@ def test_nothing_is_read_back_where_the_caller_says_so(tmp_path):
 
 
 class Beginning(Disk):
-    """What the disk was asked to begin with: bytes by inode."""
+    """Bytes, by inode, that the disk was asked to begin with."""
 
     def __init__(self) -> None:
         self.begun: dict[int, int] = {}
@@ -304,7 +325,10 @@ class Waiting(Disk):
 
 
 def test_files_are_synced_side_by_side(tmp_path):
-    """What a sync waits for is the same for all: one after the other, a folder of 300 files took a second."""
+    """All files are synced at the same time.
+
+    A sync waits equally long for one file or many. One after the other, a folder of 300 files took a second.
+    """
     source, plan = odd(tmp_path)
     watching = Waiting()
     use_disk(watching)

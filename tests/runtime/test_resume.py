@@ -1,4 +1,7 @@
-"""Laws of a run that ends early: what is durable is not done again, and the end is the same bytes."""
+"""Laws of a run that ends early.
+
+Durable work is not repeated, and the final bytes are the same.
+"""
 
 import json
 import os
@@ -77,7 +80,10 @@ def child(top: Path, fail: str, *more: str) -> int:
 
 
 def forked(plan, source, out: Path, fail: str, *more: str) -> int:
-    """As `child`, in a fork of this process: it is killed as truly, and imports nothing anew."""
+    """As `child`, in a fork of this process.
+
+    The fork is killed as a process of its own, and imports nothing anew.
+    """
     pid = os.fork()
     if pid:
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -144,7 +150,10 @@ def test_a_killed_run_resumes_to_the_same_bytes(simple, place, force):
 )
 @pytest.mark.parametrize("other", ["plan", "source"])
 def test_a_run_that_was_published_is_not_taken_for_another(simple, other):
-    """Killed between the rename and the end: what stands there is of that plan and source, and says nothing of these."""
+    """A run killed between the rename and its end.
+
+    The published target is of that plan and source. It is no evidence for other plans and sources.
+    """
     source, plan, out = simple
     run(plan, source, out.with_name("wanted"))
     assert forked(plan, source, out, "publish-after:1:kill") == -signal.SIGKILL
@@ -178,7 +187,10 @@ def test_killed_again_and_again(simple):
 @pytest.mark.fault("Interruption", "a stop between the two renames of `--force`", "the old or the new target exists")
 @pytest.mark.parametrize("then", ["resume", "afresh", "another plan"])
 def test_between_moving_aside_and_publishing(simple, monkeypatch, then):
-    """Whatever comes next: the old target is back, or the new one is there."""
+    """After any next step one complete target exists.
+
+    It is the old target, restored, or the new one.
+    """
     source, plan, out = simple
     out.mkdir()
     (out / "old").write_text("old")

@@ -1,6 +1,7 @@
-"""Weights in fp8 with a scale for each block: from a folder of safetensors to ranks, to other degrees, and into bf16.
+"""Weights in fp8 with a scale for each block.
 
-What is expected is made by torch, which repeats each scale over its block and multiplies.
+A folder of safetensors goes to ranks, to other degrees, and into bf16.
+The expected values come from torch, which repeats each scale over its block and multiplies.
 """
 
 from __future__ import annotations
@@ -60,7 +61,10 @@ TORCH = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 
 
 def made(folder: Path, said: dict[str, object]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """A checkpoint as a framework saves it; the tensors, and the products of both layers in fp32."""
+    """A checkpoint as a framework saves it: (tensors, products).
+
+    The products of both layers are in fp32.
+    """
     r, c, b = (int(str(said[n])) for n in "rcb")
     (folder / "spec.ucpl").write_text(SPEC.format(**said))
     (folder / "source").mkdir()
@@ -145,7 +149,10 @@ def test_little_memory_and_a_saved_plan_make_the_same_bytes(tmp_path: Path) -> N
 
 
 def test_factors_and_their_product_are_not_the_same_checkpoint(tmp_path: Path) -> None:
-    """They are stored in two types: `compare` says so, and what a conversion made is held against its plan's own reading."""
+    """Factors and products are stored in two types, and `compare` reports that.
+
+    A converted checkpoint is compared with its plan's own reading.
+    """
     made(tmp_path, SMALL)
     convert(tmp_path, "source", "product", ("hf()", "dequantised()"))
     spec = tmp_path / "spec.ucpl"

@@ -1,4 +1,7 @@
-"""Laws of the source's integrity: a flip in what was touched is found, by default, and what was not looked at is named."""
+"""Laws of the source's integrity.
+
+By default a flip in a touched member is found. Unchecked members are named.
+"""
 
 import shutil
 import struct
@@ -55,7 +58,7 @@ def test_a_comb_is_its_span_with_zeros_between(runs, step):
 
 
 @given(st.binary(min_size=1, max_size=200), st.data())
-def test_pieces_that_interleave_are_the_whole(data, draw):
+def test_pieces_that_interleave_are_the_total(data, draw):
     owner = draw.draw(st.lists(st.integers(0, 3), min_size=len(data), max_size=len(data)))
     pieces = [bytes(b if o == k else 0 for b, o in zip(data, owner, strict=True)) for k in range(4)]
     at = draw.draw(st.integers(0, 9))
@@ -75,7 +78,10 @@ def test_pieces_that_interleave_are_the_whole(data, draw):
 @settings(max_examples=80)
 @given(worlds(), st.integers(0, 1 << 40), st.integers(1, 2))
 def test_a_flip_in_any_touched_member_is_found_by_default(tmp_path_factory, world, at, workers):
-    """Whatever is read of it, in whatever pieces: columns, views of a transposed storage, elements around a box."""
+    """Members are read in any pieces.
+
+    Pieces are columns, views of a transposed storage, or elements around a box.
+    """
     tensors, rows, targets, _ = world
     if not rows:
         return
@@ -98,7 +104,10 @@ def test_a_flip_in_any_touched_member_is_found_by_default(tmp_path_factory, worl
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_columns_that_are_read_run_by_run_are_verified_without_reading_again(tmp_path, workers):
-    """A tensor that is cut by columns: what two targets read of it interleaves, and makes the whole member."""
+    """A tensor that is cut by columns.
+
+    The reads of two targets interleave and together cover the entire member.
+    """
     full = bits_of("f32", (300, 4096), 1)
     source = write_source(tmp_path / "src", [Stored("s", ("w",), "f32", full)])
     targets = [StoredTensor(f"d{i}.pt", ("w",), "f32", (300, 2048), "weight", "w") for i in (0, 1)]
@@ -173,7 +182,7 @@ def test_beyond_two_percent_what_was_not_verified_is_named_with_its_share(tmp_pa
 def test_two_percent_are_of_all_members_together_and_the_smallest_rests_come_first(
     tmp_path, monkeypatch, taken, verified
 ):
-    """Bytes moved: 2 * 4 * taken; rests: 4 * (1000 - taken) each."""
+    """Bytes moved: `2 * 4 * taken`; rests: `4 * (1000 - taken)` each."""
     monkeypatch.setattr(source_checks, "REST_MIN", 0)
     source, plan = part_of(tmp_path, taken=taken)
     allowed = 2 * 4 * taken // 50
@@ -190,7 +199,10 @@ def test_what_states_no_crc_is_counted_apart(tmp_path):
 
 
 def test_overlapping_reads_of_a_member_are_counted_once(tmp_path):
-    """One tensor goes to two targets, cut at other places: the tiles of the one overlap those of the other."""
+    """One tensor goes to two targets with cuts at different places.
+
+    The tiles of one target overlap those of the other.
+    """
     full = bits_of("f32", (50_000,), 1)
     source = write_source(tmp_path / "src", [Stored("s", ("w",), "f32", full)])
     targets = [StoredTensor(f"d{i}.pt", ("w",), "f32", (n,), "weight", "w") for i, n in enumerate((50_000, 49_000))]
@@ -243,7 +255,10 @@ def test_a_value_that_no_longer_fits_by_damage_is_damage(tmp_path):
 )
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_a_flip_in_any_storage_of_a_real_checkpoint_is_found(name):
-    """Some storages, the kinds of targets in turn; `python -m tests.runtime.flips` tries all of both."""
+    """Some storages, each with another kind of target.
+
+    `python -m tests.runtime.flips` tries all storages with all targets.
+    """
     turn = CHECKPOINTS.index(name)
     targets = [flips.TARGETS[(turn + i) % len(flips.TARGETS)] for i in (0, 3)]
     seen = list(flips.flips(FIXTURES / name, tuple(targets), seed=turn, most=4))
@@ -284,7 +299,10 @@ def test_what_no_box_covers_is_found(rows):
 
 
 def padded(tmp_path, values, kind="zero", state="exp_avg", dtype="f32", crc=True):
-    """Three rows of 100 elements in a flat tensor, five elements of padding between and behind: those are `values`."""
+    """Three rows of 100 elements in a flat tensor with padding.
+
+    Five elements of padding (of `values`) follow each row.
+    """
     bits = bits_of(dtype, (315,), 1)
     for i in range(3):
         bits[105 * i + 100 : 105 * i + 105] = values[5 * i : 5 * i + 5]
@@ -338,7 +356,7 @@ def test_one_number_throughout_is_how_an_optimizer_began(tmp_path, state, value,
 
 
 def test_a_zero_in_another_tensor_of_the_state_is_no_beginning(tmp_path):
-    """Two groups: the padding of one is 0.5, that of the other is zero."""
+    """Two groups: one has padding 0.5, the other has zero."""
     plans = []
     for name, value in (("a", 0x3F000000), ("b", 0)):
         bits = np.full(10, value, np.uint32)
@@ -361,13 +379,16 @@ def test_another_number_somewhere_is_no_beginning(tmp_path, odd):
 
 
 def test_where_more_than_the_padding_is_left_out_nobody_says_which_it_is(tmp_path):
-    """A tensor between was dropped: what no move reads is not padding alone."""
+    """A tensor between the others was dropped.
+
+    The unread bytes are then more than padding.
+    """
     source, plan = padded(tmp_path, [1] * 15)
     less = remade(plan, moves=[moves("copy", [(0, 0, 0, (2, 100), 0, (105, 1), 0, (100, 1))])])
     run(less, source, tmp_path / "out")
 
 
-def test_much_padding_is_said_not_to_be_read(tmp_path, monkeypatch):
+def test_much_padding_is_reported_as_unread(tmp_path, monkeypatch):
     monkeypatch.setattr(source_checks, "REST_MIN", 0)
     source, plan = padded(tmp_path, [0] * 14 + [1])
     (remark,) = run(plan, source, tmp_path / "out").remarks
@@ -376,7 +397,7 @@ def test_much_padding_is_said_not_to_be_read(tmp_path, monkeypatch):
 
 
 def saved_anew(path: Path, member: str, change) -> None:
-    """The archive with another content of one member, and a CRC that fits it."""
+    """The archive with another content of one member, and a matching CRC."""
     with zipfile.ZipFile(path) as old:
         content = {info.filename: bytearray(old.read(info)) for info in old.infolist()}
     (name,) = (n for n in content if n.endswith(f"/data/{member}"))
@@ -390,7 +411,10 @@ def saved_anew(path: Path, member: str, change) -> None:
     "Disk and files", "padding of kind zero with other values", "status 3 with element and value; a finding of `verify`"
 )
 def test_padding_of_a_real_checkpoint_is_an_error_to_convert_and_a_finding_to_verify(tmp_path):
-    """The last rank's moment ends in padding. Its file is saved anew, so that no CRC tells."""
+    """The last rank's moment ends in padding.
+
+    Its file is saved anew, so that no CRC detects the change.
+    """
     there = tmp_path / "source"
     shutil.copytree(FIXTURES / "z1_dp4", there)
     file = "zero_pp_rank_3_mp_rank_00_optim_states.pt"

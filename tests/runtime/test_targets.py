@@ -1,5 +1,6 @@
-"""A framework's files must hold what a plan writes, each tensor once: a store that lays out others is found before it writes.
+"""A framework's files must hold each planned tensor exactly once.
 
+A store that lays out other files is found before it writes.
 No command leads here: the shipped stores refuse such layouts themselves, in words of their own.
 """
 
@@ -19,7 +20,10 @@ from ucpl.files.checkpoint import Carried, Skeleton, SkeletonFile
 
 
 class Lying(Torch):
-    """Lays out what `change` makes of its first file; or of all of the skeleton."""
+    """A store whose layout is changed by `change`.
+
+    `change` gets its first file, or the entire skeleton.
+    """
 
     def __init__(self, change: Callable[[Any], Any], carried: tuple[Any, ...] = ()) -> None:
         super().__init__(carried=carried)

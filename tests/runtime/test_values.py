@@ -1,4 +1,7 @@
-"""Laws of values that change: held against exact arithmetic and against torch, over every value of the small types."""
+"""Laws of changed values, compared with exact arithmetic and torch.
+
+Every value of the small types is tested.
+"""
 
 from fractions import Fraction
 from functools import cache
@@ -33,7 +36,10 @@ COPIES = Rule(MERGE)
 
 
 def holds(dtype: str, value: Fraction) -> bool:
-    """Whether a number is a value of a dtype, by its definition. In whole numbers: it is asked a million times."""
+    """Check that a dtype can represent a number, by its definition.
+
+    The check uses integers only, since it runs a million times.
+    """
     above, below = value.numerator, value.denominator
     if dtype == "bool":
         return below == 1 and above in (0, 1)
@@ -52,12 +58,12 @@ def holds(dtype: str, value: Fraction) -> bool:
     e = above.bit_length() - below.bit_length()
     if above << max(0, -e) < below << max(0, e):
         e -= 1
-    ulp = max(e, least) - mantissa  # as a power of two, of which the number is a whole multiple
+    ulp = max(e, least) - mantissa  # as a power of two; the number must be an integer multiple of it
     return (above << max(0, -ulp)) % (below << max(0, ulp)) == 0
 
 
 def extremes(dtype: str) -> list[Fraction]:
-    """Values of a dtype that others may lack: the largest, the finest, the smallest."""
+    """Values that other dtypes may lack: the largest, finest and smallest."""
     if dtype == "bool":
         return [Fraction(0), Fraction(1)]
     if dtype in INTS:
@@ -87,7 +93,10 @@ def test_widening_is_what_keeps_every_value(target):
 
 @cache
 def numbers_of(dtype: str) -> tuple[np.ndarray, list[Fraction | None]]:
-    """Bytes of many values of a dtype (all of the small ones), and what they are; None: no number."""
+    """Bytes of many values of a dtype, and their numbers.
+
+    A small dtype gives all of its values. None: no number.
+    """
     size = DTYPES[dtype].itemsize
     if dtype == "bool":
         raw = np.array([0, 1], np.uint8)
@@ -113,7 +122,10 @@ def numbers_of(dtype: str) -> tuple[np.ndarray, list[Fraction | None]]:
 )
 @pytest.mark.parametrize("target", NUMBERS)
 def test_what_a_cast_changes_is_found_and_nothing_else(target):
-    """Each value of each dtype by itself: `inexact_at` says so exactly where the target has no such value."""
+    """Each value of each dtype alone.
+
+    `inexact_at` reports exactly the values that the target lacks.
+    """
     for source in NUMBERS:
         assert_what_is_lost_is_found(source, target)
 
@@ -152,7 +164,10 @@ def test_every_value_of_a_small_float_is_torch_s(dtype):
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "f8_e5m2", "f8_e4m3fn"])
 @given(st.floats(width=64, allow_nan=False, allow_infinity=False))
 def test_fp64_is_rounded_once(dtype, value):
-    """Not to fp32 first: no neighbour is nearer, and of two as near it is the even one."""
+    """Not rounded to fp32 first: no neighbour is nearer.
+
+    Of two equally near neighbours the result is the even one.
+    """
     (made,) = decode(encode(np.array([value]), dtype), dtype).astype(np.float64).tolist()
     if not np.isfinite(made):
         assert abs(value) > FLOATS[dtype][2] or (dtype == "f8_e4m3fn" and abs(value) > 447)
@@ -172,7 +187,10 @@ def test_fp64_is_rounded_once(dtype, value):
 
 @pytest.mark.parametrize(("dtype", "bits"), [("bf16", 7), ("f16", 10), ("f8_e5m2", 2), ("f8_e4m3fn", 3)])
 def test_a_hair_above_the_middle_is_rounded_up(dtype, bits):
-    """1 + half a step + 2 ** -40: fp32 would lose the last of it, and the tie would go to even, down."""
+    """1 + half a step + 2 ** -40 is rounded up.
+
+    fp32 would lose the last term, and the tie would go to even, down.
+    """
     (made,) = decode(encode(np.array([1 + 2.0 ** -(bits + 1) + 2.0**-40]), dtype), dtype).astype(np.float64).tolist()
     assert made == 1 + 2.0**-bits
     (made,) = decode(encode(np.array([1 + 2.0 ** -(bits + 1)]), dtype), dtype).astype(np.float64).tolist()
@@ -248,8 +266,11 @@ def test_complex_numbers_have_no_mean(tmp_path):
     assert read_target(tmp_path / "copied", "d.pt")["x"].tobytes() == bits.tobytes()
 
 
-def test_copies_beside_a_mean_in_one_tile_stay(tmp_path):
-    """The first and last third of a tile are copied, the middle is a mean; in a second tensor a mean has holes."""
+def test_copies_next_to_a_mean_in_one_tile_stay(tmp_path):
+    """Thirds of a tile: a copy, a mean, a copy.
+
+    In a second tensor a mean has holes.
+    """
     a, b = (np.arange(i, 300 + i, dtype=np.float32) for i in (0, 10))
     world, sources, _, _ = two(tmp_path, a.view("<u4"), b.view("<u4"))
     target = [StoredTensor("d.pt", ("x",), "f32", (300,), "weight", "x")]
@@ -266,7 +287,7 @@ def test_copies_beside_a_mean_in_one_tile_stay(tmp_path):
 
 
 def test_copies_between_the_elements_of_a_mean_stay(tmp_path):
-    """Every other element of one block is a mean, those between are copied."""
+    """Every other element of a block is a mean, the rest copies."""
     a, b = (np.arange(i, 300 + i, dtype=np.float32) for i in (0, 10))
     world, sources, _, _ = two(tmp_path, a.view("<u4"), b.view("<u4"))
     target = [StoredTensor("d.pt", ("x",), "f32", (300,), "weight", "x")]
@@ -279,7 +300,10 @@ def test_copies_between_the_elements_of_a_mean_stay(tmp_path):
 
 @pytest.mark.parametrize(("offset", "same"), [(0, True), (8, False)])
 def test_views_of_one_storage_are_one_only_at_one_offset(tmp_path, offset, same):
-    """Two names over one storage: the second is a copy of the first, or begins elsewhere and differs."""
+    """Two names over one storage.
+
+    The second name is a copy of the first, or begins elsewhere and differs.
+    """
     from attrs import evolve
 
     bits = bits_of("f32", (100,), 1)
@@ -299,7 +323,10 @@ def test_views_of_one_storage_are_one_only_at_one_offset(tmp_path, offset, same)
 
 
 def test_a_check_of_another_place_is_no_echo(tmp_path):
-    """Two names of one tensor: the copy takes the first half, the check holds the second half against it."""
+    """Two names of one tensor with separate uses of its halves.
+
+    The copy takes the first half. The check compares the second half with it.
+    """
     from attrs import evolve
 
     bits = bits_of("f32", (100,), 1)
@@ -316,7 +343,10 @@ def test_a_check_of_another_place_is_no_echo(tmp_path):
 
 
 def test_a_check_against_a_second_name_is_a_check_of_its_owner(tmp_path):
-    """The target's tied tensor has no bytes of its own: what must be equal to it is held against its owner's."""
+    """The target's tied tensor has no bytes of its own.
+
+    A check against this tensor compares with its owner's bytes.
+    """
     from attrs import evolve
 
     a = bits_of("f32", (30,), 1)

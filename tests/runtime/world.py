@@ -1,4 +1,7 @@
-"""A small world for the runtime: files of raw storages, a framework that writes torch files, and a model in plain NumPy."""
+"""A small world for the runtime.
+
+It has files of raw storages, a framework that writes torch files, and a model in plain NumPy.
+"""
 
 import zlib
 from pathlib import Path
@@ -17,7 +20,10 @@ from ucpl.tables.operations import Fill, Split, Write
 
 
 class Torch:
-    """A framework: each file of the plan's targets becomes one torch file, a flat dict of its tensors."""
+    """A framework that writes one torch file per target file.
+
+    Each torch file is a flat dict of the file's tensors.
+    """
 
     name = "world"
     demands = Demands()
@@ -65,7 +71,10 @@ def reference(name, tensor):
 
 @frozen(eq=False)
 class Stored:
-    """A tensor to store: its values as unsigned integers (bits), in a storage laid out with `order` of dims."""
+    """A tensor to store, with its values as unsigned integers (bits).
+
+    Its storage is laid out with `order` of dims.
+    """
 
     file: str
     key: tuple
@@ -149,7 +158,10 @@ def filled(plan: Plan) -> Plan:
 
 
 def copies(checkpoint: Checkpoint, file_of=None) -> Plan:
-    """A plan that copies every tensor as it is to a file of its own name, or of `file_of`."""
+    """A plan that copies each tensor unchanged to its own file.
+
+    `file_of` optionally names the files.
+    """
     extents = list(checkpoint.extents.values())
     sources = [stored(e) for e in extents]
     targets = [evolve(s, file=file_of(s) if file_of else f"to_{s.file}.pt") for s in sources]
@@ -190,6 +202,9 @@ def open_target(folder: Path, files) -> Checkpoint:
 
 
 def remade(plan: Plan, **change) -> Plan:
-    """A plan with other sources, targets or moves. Its texts are those of `plan_of`."""
+    """A plan with other sources, targets or moves.
+
+    Its texts are those of `plan_of`.
+    """
     part = {name: change.get(name, getattr(plan, name)) for name in ("sources", "targets", "moves")}
     return plan_of(part["sources"], part["targets"], *part["moves"], tensors=plan.tensors)
