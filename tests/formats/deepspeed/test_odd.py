@@ -11,6 +11,7 @@ import torch
 
 import ucpl
 from tests.cli.command import good
+from tests.cli.command import ucpl as command
 from ucpl.extents import TensorRef
 from ucpl.files.torch_files import read_torch_file
 from ucpl.files.values import Value
@@ -144,6 +145,21 @@ def test_names_of_states_are_a_namespace_of_their_own(name: str, tmp_path: Path)
     assert set(state) == {"none", "history", "one", "weight", "fp32"}
     assert state["none"] is None and state["history"] == [1, 2.5]
     assert isinstance(one, TensorRef) and one.shape == (1,)
+
+
+def test_states_without_a_place_in_a_universal_folder_are_named(tmp_path: Path) -> None:
+    """DeepSpeed's loader requests `param`, a tensor, from each file but step.pt."""
+    said = command("convert", ODD / "states_z1", tmp_path / "u", "--to", "universal()").err
+    names = ("history", "none", "one", "optimizer.fp32", "optimizer.weight")
+    assert all(f"--drop {name}" in said for name in names) and "E471" in said and "a list" in said
+    assert not (tmp_path / "u").exists()
+    drops = [word for name in names for word in ("--drop", name)]
+    good("convert", ODD / "states_z1", tmp_path / "u", "--to", "universal()", *drops)
+    root = tmp_path / "u" / "global_step3_universal"
+    assert {path.name for path in root.glob("zero/*/*.pt")} == {"fp32.pt"}
+    for name, kept in truth_of("states_z1")["params"].items():
+        found = torch.load(root / "zero" / name / "fp32.pt", weights_only=True)["param"]
+        assert same(found, kept["master"])
 
 
 # ---- values in two places, or in none

@@ -17,3 +17,8 @@ def named(state: str) -> str:
 def in_file(state: str) -> str:
     """A state's name in the files, from ucpl's name."""
     return state.removeprefix(_APART)
+
+
+def is_taken(state: str) -> bool:
+    """Test for ucpl's name of a state whose own name is taken."""
+    return state.startswith(_APART)

@@ -7,12 +7,13 @@ from math import prod
 from attrs import evolve
 
 from ucpl.errors import Label, fail
-from ucpl.extents import Flat, StoredTensor, Structure, key_text
+from ucpl.extents import Flat, Scalar, StoredTensor, Structure, key_text
 from ucpl.files.checkpoint import Checkpoint, Skeleton
 from ucpl.formats.deepspeed.affine import INFO
 from ucpl.formats.deepspeed.model_states import model_states
 from ucpl.formats.deepspeed.names import is_of_expert, model_file
 from ucpl.formats.deepspeed.optimizer_states import clip_grad, scaling, stage_of
+from ucpl.formats.deepspeed.states import in_file, is_taken
 from ucpl.formats.deepspeed.target import FORMAT_VERSION, FileBuilder, Made, StepWriter, check_numbers, skeleton_of
 from ucpl.formats.deepspeed.universal_cuts import Cuts, beside, cuts_of, lists_of
 
@@ -25,6 +26,7 @@ VERSION = 0.4
 def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None) -> Skeleton:
     """All files of a universal folder. Raises: UcplError E470, E471."""
     _reject_experts(source)
+    _reject_states(structure, source)
     check_numbers(structure.settings)
     stage = int(structure.settings.get("stage") or 1)
     # Stage 2 would ask for frozen parameters a second time, which no universal folder has.
@@ -66,6 +68,38 @@ def _reject_experts(source: Checkpoint) -> None:
             Label(str(source.root / apart)),
             remedy="zero1(...) or zero2(...), with ep = ...: DeepSpeed loads these plainly; or plain(), one file.",
         )
+
+
+def _reject_states(structure: Structure, source: Checkpoint) -> None:
+    """Reject states that the loader cannot read from a file of their own.
+
+    It requests a tensor of the parameter's shape, and takes the state's name from the file.
+    """
+    known = {t.name for t in structure.tensors}
+    why = {
+        state: f"`{in_file(state)}` is a name of the parameter itself"
+        for state in dict.fromkeys((*(s for t in structure.tensors for s in t.states), *source.state.scalars))
+        if is_taken(state)
+    }
+    for state, held in source.state.scalars.items():
+        for value in (value for name, value in held.items() if name in known):
+            if not isinstance(value, int | float | Scalar):
+                why.setdefault(state, _kind_of(value))
+            elif isinstance(value, Scalar) and value.shape and (state != "step" or prod(value.shape) != 1):
+                why.setdefault(state, f"of another shape, {list(value.shape)}")
+    if why:
+        fail(
+            "E471",
+            "DeepSpeed's loader requests a tensor of the parameter's shape from each file of a state, and other states are "
+            + ", ".join(f"{state} ({reason})" for state, reason in why.items()),
+            Label(str(source.root)),
+            remedy=f"leave them out: {' '.join(f'--drop {state}' for state in why)};"
+            " or zero1(...), zero2(...) or plain(), which keep every state",
+        )
+
+
+def _kind_of(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def _whole_flats(structure: Structure) -> tuple[Flat, ...]:
