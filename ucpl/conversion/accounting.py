@@ -1,7 +1,8 @@
-"""One account of a source: what is moved, derived, dropped by name, or not read, over tensors, numbers, values and files.
+"""The account of a source: one fate for each of its items.
 
-The items are counted in the source, the fates by what the plan and the target's format say; both sums must be equal.
-A run whose optimizer nobody reads is refused here, where its target is more than a folder of weights.
+Items are tensors, numbers, values and files. Each is moved, derived, dropped by name, or not read. The items are counted in the
+source. The fates are counted from the plan and the target's format. Both sums must be equal.
+A run whose optimizer cannot be read is refused here, if its target is more than a folder of weights.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Item = tuple[Fate, str, str, str]  # fate, kind, name, reason
 _TENSORS = (
     "tensor"  # the kinds of the first part of an account begin so: it is made of the graph, the rest of the checkpoint
 )
-# Values whose keys are values of their own, and the words for what has them.
+# Values whose keys are values of their own, and the words for their owner.
 _BY_KEY = {
     EXTRA: "the module",
     SCALE: "the loss scaling",
@@ -53,7 +54,10 @@ _REMADE = ", and makes it of "
 
 
 def tensors_of(graph: Graph, dropped: tuple[str, ...]) -> Account:
-    """Every state of every tensor of the source. Raises: AssertionError where one is neither used nor left out by name."""
+    """The account of every state of every tensor of the source.
+
+    Raises: AssertionError if a state is neither used nor left out by name.
+    """
     here = graph.source
     pairs = {(here.tensors[t], p.state) for p in here.parts for t in p.tensors}
     items: list[Item] = []
@@ -71,14 +75,19 @@ def tensors_of(graph: Graph, dropped: tuple[str, ...]) -> Account:
 
 
 def with_account(plan: Plan, source: Checkpoint) -> Plan:
-    """The plan with the account of this source: of tensors as it was planned, of all else as it is there."""
+    """The plan with the account of this source.
+
+    The entries of tensors come from the plan, all others from the source.
+    """
     return evolve(plan, account=account_of(plan, plan.account, source))
 
 
 def demand_account(plan: Plan, source: Checkpoint) -> Plan:
-    """The plan with the account of the source that it is applied to. Raises: UcplError E467.
+    """Add the account of the source that the plan is applied to.
 
-    A plan that was made with its source was asked there. A plan of specs alone meets its source here.
+    A plan that was made with its source was checked then. A plan of specs alone is checked here.
+
+    Raises: UcplError E467.
     """
     if plan.account is None and ALL not in plan.carry:
         skipped = {name for name, fate in plan.carry.items() if fate in (SKIP, "drop")}
@@ -87,9 +96,11 @@ def demand_account(plan: Plan, source: Checkpoint) -> Plan:
 
 
 def account_of(plan: Recipe, planned: Account | None, source: Checkpoint) -> Account:
-    """The account of a source. planned: of tensors; None: the plan is of specs alone.
+    """The account of a source.
 
-    Raises: AssertionError where an item has no fate, or two; UcplError E400 where the folder cannot be listed.
+    planned: the account of its tensors; None: the plan is of specs alone.
+
+    Raises: AssertionError if an item has no fate, or two; UcplError E400 if the folder cannot be listed.
     """
     tensors = tuple(e for e in planned.entries if e.kind.startswith(_TENSORS)) if planned is not None else ()
     if planned is None:
@@ -140,7 +151,7 @@ def _numbers(plan: Recipe, source: Checkpoint) -> Iterator[Item]:
 
 
 def _values(plan: Recipe, source: Checkpoint) -> Iterator[Item]:
-    """What continues a run, of the framework, and what describes its files."""
+    """Values that resume a run, and values that describe its files."""
     left = left_values(source, plan.target)
     gone = frozenset(plan.gone.get("names", ()))
     target = format_named(plan.target.framework)
@@ -170,7 +181,10 @@ def _values(plan: Recipe, source: Checkpoint) -> Iterator[Item]:
 
 
 def _blobs(source: Checkpoint) -> Iterator[tuple[str, str | None]]:
-    """Names of values; those of a module's state dict with their keys; each key is a value of its own."""
+    """Names of values.
+
+    Each key of a module's state dict is a value of its own.
+    """
     yield from ((INFO, "/".join(map(str, path))) for path in _unknown_cuts(source))
     for name, held in source.state.blobs.items():
         if name == INFO:
@@ -193,7 +207,10 @@ def _unknown_cuts(source: Checkpoint) -> Iterator[tuple[object, ...]]:
 
 
 def _callers(plan: Recipe, source: Checkpoint) -> Iterator[Item]:
-    """The caller's own values: those of the first rank, and of others where they are unlike."""
+    """The caller's own values.
+
+    They are those of rank 0, and those of other ranks that differ from them.
+    """
     target = format_named(plan.target.framework)
     alone = f"{target.title} stores " + ("tensors alone" if target.has_tensors_alone else "nothing of a caller")
     for key in source.state.carried:
@@ -259,7 +276,7 @@ def _texts(source: Checkpoint) -> tuple[str, ...]:
 
 
 def _files(plan: Recipe, source: Checkpoint, not_read: tuple[NotRead, ...]) -> Iterator[Item]:
-    """Files of the folder: read, carried as they are, left out, or passed by."""
+    """Files of the folder: read, copied, left out, or not read."""
     seen: set[str] = set()
 
     def item(fate: Fate, name: str, why: str = "") -> Iterator[Item]:
@@ -299,10 +316,12 @@ def _files(plan: Recipe, source: Checkpoint, not_read: tuple[NotRead, ...]) -> I
 def demand_an_optimizer(
     source: Checkpoint, framework: str, dropped: Collection[str] = (), remedy: str = _PLANNED
 ) -> None:
-    """Check that a run loses its optimizer only on request. Raises: UcplError E467.
+    """Check that a run loses its optimizer only on request.
 
-    framework: the target's; one of tensors alone is an export of weights, and its account names what is left behind.
-    dropped: states that are not read since somebody named them.
+    framework: the target's. A target of tensors alone is an export of weights; its account names all omissions.
+    dropped: states that are not read, because the caller drops them by name.
+
+    Raises: UcplError E467.
     """
     if format_named(framework).has_model_files:
         return

@@ -1,10 +1,10 @@
-"""Weights beside the shards of a container, written anew where the target's are others than the source's.
+"""Companion weights of a container, written anew for a changed target.
 
-Another training dtype, parameters that are gone, new or of another shape, a file that is not what the shards say: what stands
-beside the target's shards is then made of the source's, by a layout of those very files (`layout beside()`). That is a
-conversion by itself, into a folder beside the target; the target's own run carries its files as it carries all others.
+The target can have another training dtype, or dropped, new or reshaped parameters, or the file can differ from the shards.
+In these cases the companion files are made of the source's shards, by a layout of exactly these files (`layout beside()`).
+This is a separate conversion into a folder next to the target. The target's own run then copies its files like all others.
 
-Not here: whether a file agrees with the shards (beside).
+Not here: the comparison of a file with the shards (module `beside`).
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 __all__ = ["Anew", "Impossible", "Wish", "anew", "own_names", "wished", "with_dtype"]
 
 INDEX = ".index.json"
+LAYOUT = "beside"
 CONFIG = "config.json"
-_UNSPELLED = frozenset('*{}"\\')  # what a name in quotes does not say as it is
+_UNSPELLED = frozenset('*{}"\\')  # characters that a quoted name cannot contain literally
 
 
 class Impossible(Exception):
@@ -45,7 +46,10 @@ class Impossible(Exception):
 
 @frozen
 class Line:
-    """One tensor of a file: what the target's file stores there. `owner`: of a second name, the tensor's own."""
+    """One tensor of a target's file.
+
+    `owner`: the first name of the tensor, if `path` is its second name.
+    """
 
     path: str
     key: str
@@ -57,18 +61,21 @@ class Line:
 
 @frozen(eq=False)
 class Wish:
-    """What the target's files of one model should hold. `why`: empty where that is what they hold, but for the numbers."""
+    """The tensors that the target's files of one model should hold.
+
+    `why`: the difference from the headers of the present files; empty if there is none. Elements are not compared.
+    """
 
     name: str  # "model.safetensors"
     files: tuple[str, ...]  # shards and their index
     lines: tuple[Line, ...]
     why: str = ""
-    foreign: tuple[str, ...] = ()  # tensors of the files that the shards have not
+    foreign: tuple[str, ...] = ()  # tensors of the files that the shards lack
 
 
 @frozen(eq=False)
 class Anew:
-    """Files of weights that are made for a target, and the texts that tell of them."""
+    """Files of weights made for a target, and their index texts."""
 
     wish: Wish
     plan: Plan
@@ -76,7 +83,10 @@ class Anew:
 
 
 def own_names(checkpoint: Checkpoint, name: str) -> dict[str, str]:
-    """PEFT's files leave out the adapter's name, which the module's tensors have: file's name -> tensor."""
+    """Names in a PEFT file -> names of the module's tensors.
+
+    PEFT's files leave out the adapter's name.
+    """
     import re
     from pathlib import PurePosixPath
 
@@ -90,11 +100,14 @@ def own_names(checkpoint: Checkpoint, name: str) -> dict[str, str]:
     return {left_out.sub("", t.name): t.name for t in checkpoint.state.tensors}
 
 
-# ---- what the files should hold -------------------------------------------------------------------------------------------
+# ---- the content of the files ---------------------------------------------------------------------------------------------
 
 
 def wished(made: Prepared, container: Container, name: str, files: tuple[str, ...]) -> Wish:
-    """What the target's files of this name should hold. Raises: UcplError, where their headers cannot be read."""
+    """The tensors that the target's files of this name should hold.
+
+    Raises: UcplError if the headers of the present files cannot be read.
+    """
     from ucpl.formats.named_files import open_files
 
     source, plan = made.checkpoint, made.plan
@@ -174,11 +187,14 @@ def _plan(made: Prepared, wish: Wish) -> Plan:
     graph = build(here, target.placement, drop=gone, freeze=frozen, dtype_of=dtype_of(made.checkpoint))
     prove(graph)
     digest = hashlib.sha256(f"{made.plan.spec_digest}\0{_text(wish)}".encode()).hexdigest()
-    return order(graph, name="beside", spec_digest=digest)
+    return order(graph, name=LAYOUT, spec_digest=digest)
 
 
 def _from_masters(source: Side, wish: Wish) -> Placement:
-    """The source, without weights of another dtype than is wished where their masters say them better."""
+    """The source without weights that are better computed from their masters.
+
+    These are the weights that are stored in another dtype than the file needs.
+    """
     from ucpl.conversion.training import stored_dtypes, with_masters, without_weights
 
     stored = stored_dtypes(source)
@@ -187,7 +203,7 @@ def _from_masters(source: Side, wish: Wish) -> Placement:
 
 
 def _side(target: Side, wish: Wish) -> Side:
-    """The files as a layout, over what the target's model has of their tensors."""
+    """The files as a layout over their tensors of the target's model."""
     from ucpl.conversion.filling import with_fills
     from ucpl.conversion.given import Called
     from ucpl.conversion.side import located
@@ -208,7 +224,7 @@ def _side(target: Side, wish: Wish) -> Side:
             case _:
                 pass
     model = evolve(target.given.model, items=tuple(items))
-    one = Called(load(("beside.ucpl", _text(wish))), parse_call("beside()"))
+    one = Called(load((f"{LAYOUT}.ucpl", _text(wish))), parse_call(f"{LAYOUT}()"))
     fills = tuple(text for text in target.given.fill if not text.startswith("state "))
     one = with_fills(one, fills, model)
     given = evolve(target.given, model=model, inherited={}, fill=fills)
@@ -216,12 +232,15 @@ def _side(target: Side, wish: Wish) -> Side:
 
 
 def _text(wish: Wish) -> str:
-    """`layout beside()`, a line a tensor. A tensor of which a file has second names alone stands under the first of these."""
+    """`layout beside()`, with one line for each tensor.
+
+    If a file has only second names of a tensor, the first of them is the tensor's line.
+    """
     from ucpl.language.quoting import quote
 
     files = {file: f"f{n}" for n, file in enumerate(dict.fromkeys(line.file for line in wish.lines))}
     named = {line.path for line in wish.lines if not line.owner}
-    out = ["ucpl 1", "layout beside() of any {", "  framework torch()"]
+    out = ["ucpl 1", f"layout {LAYOUT}() of any {{", "  framework torch()"]
     for file, name in files.items():
         out.append(f"  file {name} = {'safetensors' if file.endswith('.safetensors') else 'torch'} {quote(file)}")
     for line in wish.lines:
@@ -233,7 +252,7 @@ def _text(wish: Wish) -> str:
 
 
 def _indexes(container: Container, wish: Wish) -> dict[str, str]:
-    """The index of several files, with the tensors and the sizes that they have now."""
+    """The index of several files, with their present tensors and sizes."""
     found: dict[str, str] = {}
     for name in (file for file in wish.files if file.endswith(INDEX)):
         try:
@@ -267,7 +286,10 @@ def _numel(shape: tuple[int, ...]) -> int:
 
 
 def with_dtype(container: Container, made: tuple[Anew, ...]) -> dict[str, str]:
-    """config.json with the dtype and vocabulary of the model's files; nothing if it has these, or if there is no such file."""
+    """config.json with the dtype and vocabulary of the model's files.
+
+    The result is empty if the file has these already, or if there is no such file.
+    """
     whole = [one for one in made if Path(one.wish.name).stem in ("model", "pytorch_model")]
     if not whole or all(file.name != CONFIG for file in container.files):
         return {}

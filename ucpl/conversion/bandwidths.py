@@ -1,6 +1,6 @@
-"""How fast a folder's disk and this machine are: measured once, kept for this user, and what a run then takes.
+"""Bandwidths of a disk and this machine, and estimates from them.
 
-Whatever else the machine does while it is measured is in the figures.
+They are measured once and stored for this user. Other work of the machine during the measurement lowers the figures.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ _FOREIGN = ("folder", "when")
 
 @frozen
 class Bandwidths:
-    """Bytes a second, of all threads together; seconds of one call, of one file, and of a run that moves next to nothing."""
+    """Bytes a second of all threads together, and seconds of small operations.
+
+    Small operations are one call, one file, and a run that moves almost nothing.
+    """
 
     folder: str
     when: str  # UTC
@@ -42,12 +45,15 @@ class Bandwidths:
     call: float  # s, of a read
     file: float  # s, until a new small file is durable
     start: float  # s, until the first byte of a run, its plan with it
-    memory: int  # bytes that a run has beside its buffers
+    memory: int  # bytes that a run needs besides its buffers
 
 
 @frozen
 class Estimate:
-    """What a run in one process takes: seconds, with the source in memory and without, and bytes of memory."""
+    """Seconds and bytes of memory of a run in one process.
+
+    warm: seconds with the source in memory. cold: seconds without.
+    """
 
     warm: float
     cold: float
@@ -55,14 +61,14 @@ class Estimate:
 
 
 def place() -> Path:
-    """Where the figures are kept if nothing else is said."""
+    """The default path of the figures."""
     import platformdirs
 
     return platformdirs.user_data_path("ucpl", appauthor=False) / "bandwidths.json"
 
 
 def bandwidths_at(path: Path) -> Bandwidths:
-    """What was measured. Raises: UcplError E170, E176."""
+    """Read the measured figures. Raises: UcplError E170, E176."""
     found = json_object(read_text(path))
     if isinstance(found, str):
         fail("E176", f"{path} is no JSON object", Label(str(path), found), remedy=_ANEW)
@@ -89,20 +95,20 @@ def text_of(found: Bandwidths) -> str:
     return json.dumps(asdict(found), indent=1) + "\n"
 
 
-# ---- what a run takes ----------------------------------------------------------------------------------------------------
+# ---- estimates ---------------------------------------------------------------------------------------------------------
 
 
 def estimate(cost: Cost, known: Bandwidths, *, read_back: bool = True) -> Estimate:
-    """Of one process that runs the whole plan.
+    """Estimate seconds and memory of one process with the complete plan.
 
-    Threads read, digest and write a tile in turn, so that their seconds add up; the disk works beside them. What takes longer
-    of the two is what it takes, and the start.
+    Threads read, digest and write a tile in turn, so their seconds add up. The disk works at the same time.
+    The estimate is the start plus the longer of the two.
     """
     read, written, back = cost.bytes_read, cost.bytes_written, cost.bytes_written * read_back
     calls = (cost.runs + (read + written + back) / TILE) * known.call
     threads = read / known.reread + written * (1 / known.write + 1 / known.digest) + calls
     threads += back * (1 / known.reread + 1 / known.digest)
-    # The disk gives back what was written at the speed at which it reads, whether the source was in memory or not.
+    # The read-back runs at the speed of the disk, even if the source was in memory.
     disk = written / known.sync + back / known.read
     first = known.start + (cost.files_written or 0) * known.file / known.workers
     memory = known.memory + BUFFERS * TILE * known.workers

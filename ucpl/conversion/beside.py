@@ -1,7 +1,7 @@
-"""Files beside the shards of a container: weights held against the shards, and the folders of two checkpoints side by side.
+"""Companion files of a checkpoint, compared with shards or another folder.
 
-A conversion carries weights bit for bit where they are what the target's shards say, and else makes them anew (anew) or leaves
-them out, by name: who takes the folder for a model must get the one that goes on training.
+If companion weights equal the target's shards, a conversion copies them bit for bit. Otherwise it makes them anew (module
+`anew`) or leaves them out by name. A user who loads the folder as a model must get the same weights as the resumed training.
 """
 
 from __future__ import annotations
@@ -39,11 +39,14 @@ CHUNK = 1 << 20
 
 @frozen
 class HeldWeights:
-    """One file of weights (or its shards and their index), and how far it is what the shards say."""
+    """One file of weights, and its comparison with the shards.
+
+    The file can also be several shards and their index.
+    """
 
     name: str  # "model.safetensors", below the container
     files: tuple[str, ...]
-    found: Agreement | None  # None: it could not be held against anything
+    found: Agreement | None  # None: it could not be compared
     why: str = ""
 
     @property
@@ -69,7 +72,10 @@ class HeldWeights:
 def held_weights(
     checkpoint: Checkpoint, placement: Placement, bounds: DataPlane, *, only: str = ""
 ) -> tuple[HeldWeights, ...]:
-    """Every file of weights beside the shards (or one), held against them. What cannot be is said."""
+    """Compare each companion file of weights (or one) with the shards.
+
+    A file that cannot be compared is listed with the reason.
+    """
     if checkpoint.container is None:
         return ()
     out = []
@@ -89,7 +95,10 @@ def held_weights(
 
 
 def _weights_of(container: Container) -> dict[str, tuple[str, ...]]:
-    """Files of weights by the name of the whole: shards and their index are one."""
+    """Files of weights by the name of their model.
+
+    Shards and their index have one name.
+    """
     out: dict[str, list[str]] = {}
     for file in container.files:
         if file.rule is not None and file.rule.fate == "weights":
@@ -115,7 +124,7 @@ def _agreement(checkpoint: Checkpoint, placement: Placement, name: str, bounds: 
     bound = options_from(bounds)
     plane = {"memory": bound.memory, "workers": bound.workers}
     found = Agreement()
-    # A second name that is stored beside its first is a tensor like others there: it is held against its owner by itself.
+    # A file that stores a second name and its first name has two tensors. Each is compared with the owner.
     firsts = {t.name: own.get(t.name, t.name) for t in there.state.tensors if t.name not in seconds}
     for names in (firsts, *({alias: owner} for alias, owner in seconds.items())):
         if names:
@@ -126,7 +135,10 @@ def _agreement(checkpoint: Checkpoint, placement: Placement, name: str, bounds: 
 
 
 def _called(model: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
-    """These tensors of a model's files alone, under other names, no two of which are one, as `infer` looks for them."""
+    """Only these tensors of a model's files, under new names.
+
+    Aliases are removed, as `infer` needs it.
+    """
     extents: dict[tuple[str, Key], Extent] = {}
     for (_, key), extent in model.extents.items():
         if (name := names.get(str(key[0]))) is not None:
@@ -138,18 +150,20 @@ def _called(model: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
 
 @frozen(eq=False)
 class Checked:
-    """The source of a conversion with each file of weights beside its shards decided on."""
+    """The source of a conversion with decided companion weights."""
 
     source: Checkpoint
-    held: tuple[HeldWeights, ...] = ()  # what is carried
+    held: tuple[HeldWeights, ...] = ()  # the files that are copied
     anew: tuple[Anew, ...] = ()
     said: tuple[str, ...] = ()
 
 
 def checked(made: Prepared, bounds: DataPlane, *, look: bool = True) -> Checked:
-    """Weights beside the shards: carried where they are what the target's shards say, else made anew, or left out by name.
+    """Decide on companion weights: copy, make anew, or leave out by name.
 
-    look: whether their numbers are held against the shards, which reads them.
+    They are copied if they equal the target's shards.
+
+    look: compare their elements with the shards, which reads them.
     """
     from ucpl.conversion.anew import with_dtype
 
@@ -170,7 +184,7 @@ def checked(made: Prepared, bounds: DataPlane, *, look: bool = True) -> Checked:
 
 @define
 class _Decided:
-    """A container whose weights are decided on, one after another."""
+    """A container during the decisions on its weights."""
 
     container: Container
     held: list[HeldWeights] = field(factory=list)
@@ -178,7 +192,10 @@ class _Decided:
     said: list[str] = field(factory=list)
 
     def decide(self, made: Prepared, name: str, files: tuple[str, ...], bounds: DataPlane | None) -> None:
-        """By what the headers say; then, where that is as it should be, by the numbers. bounds: None, not by these."""
+        """Decide on one file by its headers, then by its elements.
+
+        bounds: None: elements are not compared.
+        """
         from ucpl.conversion.anew import Impossible, anew, wished
 
         assert made.checkpoint is not None
@@ -187,7 +204,7 @@ class _Decided:
         except UcplError as error:
             if error.is_of_the_disk:
                 raise
-            wish = None  # as who holds it against the shards says
+            wish = None  # the comparison with the shards reports the error
         why = wish.why if wish is not None else ""
         if not why and bounds is not None:
             found = held_weights(made.checkpoint, made.source.placement, bounds, only=name)
@@ -220,7 +237,7 @@ class _Decided:
 
 
 def findings_of(checkpoint: Checkpoint, held: tuple[HeldWeights, ...]) -> tuple[Diagnostic, ...]:
-    """What of them is wrong."""
+    """The faults of companion weights."""
     return tuple(
         Diagnostic("E708", str(one), (Label(str(checkpoint.top / one.name)),), remedy=catalogue()["E708"].remedy)
         for one in held
@@ -229,7 +246,7 @@ def findings_of(checkpoint: Checkpoint, held: tuple[HeldWeights, ...]) -> tuple[
 
 
 def told(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """What the folder around the shards is, and what looks wrong in it."""
+    """The kind of the folder around the shards, and its suspicious files."""
     container = checkpoint.container
     if container is None:
         return ()
@@ -243,7 +260,10 @@ def told(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 def side_by_side(a: Checkpoint, b: Checkpoint) -> tuple[str, ...]:
-    """What the folders around two checkpoints are, and which of their files are the same. It is no part of the state."""
+    """Compare the folders around two checkpoints.
+
+    The lines name the kinds of the folders and their equal files. None of this is part of the state.
+    """
     ours, theirs = a.container, b.container
     if ours is None or theirs is None:
         said = (("A", ours), ("B", theirs))
@@ -267,7 +287,10 @@ def _kinds(ours: Container, theirs: Container) -> str:
 
 
 def _by_part(container: Container) -> dict[tuple[str, int], str]:
-    """Files by what they are: those of ranks by their rank, whatever the number of ranks makes of their names."""
+    """Files by role and rank.
+
+    The name of a rank's file depends on the number of ranks, so the pattern of its rule replaces it.
+    """
     return {(f.rule.pattern if f.rule is not None and f.rank >= 0 else f.name, f.rank): f.name for f in container.files}
 
 
@@ -277,7 +300,7 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def _parts(path: Path) -> Iterator[int | bytes]:
-    """How long a file is, and what is in it. Raises: UcplError E400."""
+    """The size of a file, then its bytes. Raises: UcplError E400."""
     from ucpl.files.watching import reading
 
     with reading(path), path.open("rb") as file:

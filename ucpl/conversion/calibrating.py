@@ -1,6 +1,7 @@
-"""Measuring a folder's disk and this machine, in the way in which a run uses them.
+"""Measure a folder's disk and this machine, as a run uses them.
 
-Tiles of a megabyte, as many threads as a run has, files that are synced, pages that are dropped before they are read again.
+The measurement uses tiles of one MiB and as many threads as a run. Files are synced. Their pages are
+dropped before they are read again.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ from ucpl.errors import Label, fail
 
 __all__ = ["measure"]
 
-FILES = 4  # that are written and read side by side
+FILES = 4  # that are written and read at the same time
 CALLS = 4096  # small reads, for the cost of one
 SMALL = 16  # small files, for the cost of one
 ROUNDS = 3
 
 
 def measure(folder: Path, *, size: int, workers: int, say: Callable[[str], None]) -> Bandwidths:
-    """Writes `size` bytes into a new folder below `folder`, reads them, takes them away. Raises: UcplError E179, E501."""
+    """Measure with `size` bytes in a temporary folder below `folder`.
+
+    Raises: UcplError E179, E501.
+    """
     size = max(FILES * TILE, size // (FILES * TILE) * FILES * TILE)
     try:
         room = os.statvfs(folder)
@@ -45,7 +49,7 @@ def _measured(folder: Path, top: Path, how: tuple[int, int], say: Callable[[str]
     """top: a folder of its own. how: bytes, threads. Raises: OSError."""
     size, workers = how
     paths = [top / str(n) for n in range(FILES)]
-    # First: of a process that has become large, its children are told to have been so, too.
+    # This is first: after a process has become large, the kernel reports that peak for its children, too.
     say("a run that moves next to nothing")
     runs = [_run(top / f"run{n}") for n in range(ROUNDS)]
     start, memory = median(seconds for seconds, _ in runs), max(peak for _, peak in runs)
@@ -77,12 +81,18 @@ def _timed(work: Callable[[], object]) -> float:
 
 
 def _usual(work: Callable[[], object]) -> float:
-    """Seconds, the median of the rounds: a run will find the machine as it usually is, not as it is at its best."""
+    """Seconds of the median round.
+
+    The median is the usual state of the machine, not its best one.
+    """
     return max(median(_timed(work) for _ in range(ROUNDS)), 1e-9)
 
 
 def _disk(paths: list[Path], size: int, workers: int) -> tuple[float, float, float, float]:
-    """Seconds to write files of `size`, to write them until they are durable, to read them from the disk, and from memory."""
+    """Seconds to write files of `size`, sync them and read them.
+
+    The results are: written into memory, written until durable, read from the disk, read from memory.
+    """
     data = memoryview(np.random.default_rng(0).integers(0, 256, TILE, dtype=np.uint8).tobytes())
 
     def write(path: Path) -> None:
@@ -151,7 +161,10 @@ def _digested(workers: int) -> float:
 
 
 def _run(target: Path) -> tuple[float, int]:
-    """Seconds and peak memory of a conversion of the shipped checkpoint, in a process of its own."""
+    """Seconds and peak memory of a small conversion in its own process.
+
+    Its source is the checkpoint that ships.
+    """
     import subprocess
     import sys
 

@@ -1,4 +1,4 @@
-"""What a target changes of its source's parameters, as records: names, and the optimizer's groups made anew."""
+"""Records of a target's parameter changes: names, and new optimizer groups."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Changes", "Dealt"]
 
 @frozen(eq=False)
 class Dealt:
-    """Groups whose members are others than in the source."""
+    """Groups whose members differ from the source's."""
 
     members: dict[str, tuple[str, ...]] = field(factory=dict)
     emptied: tuple[str, ...] = ()
@@ -23,11 +23,14 @@ class Dealt:
 
 @frozen(eq=False)
 class Changes:
-    """What a target changes of its source's parameters, with globs told as the names that they have."""
+    """The changes that a target makes to its source's parameters.
 
-    drop: tuple[str, ...] = ()  # tensors, second names, states, and what is no tensor
+    Globs are replaced by the names that they match.
+    """
+
+    drop: tuple[str, ...] = ()  # tensors, second names, states, and values that are no tensors
     tensors: frozenset[str] = frozenset()  # those of them that are tensors
-    values: frozenset[str] = frozenset()  # those that stand in the module and have no elements of a tensor
+    values: frozenset[str] = frozenset()  # those in the module that have no tensor elements
     frozen: frozenset[str] = frozenset()
     trained: frozenset[str] = frozenset()
     dealt: Dealt = field(factory=Dealt)  # the optimizer's groups, made anew
@@ -36,7 +39,10 @@ class Changes:
 
     @property
     def gone(self) -> dict[str, tuple[str, ...]]:
-        """What a target's files no longer tell of, beside tensors' bytes: see ucpl/conversion/lessening.py."""
+        """Metadata that a target's files lack; ucpl/conversion/lessening.py removes it.
+
+        The bytes of tensors are not part of it.
+        """
         trained = tuple(sorted(self.trained))
         joins = self.dealt.joins  # empty where the target's model has the groups
         found = {

@@ -1,7 +1,7 @@
-"""--drop, --freeze and --train: a target's model as the source's, with parameters left out, frozen, or trained from here on.
+"""The changes of --drop, --freeze and --train to the source's model.
 
-All of it is by name, and all that a name stands for is counted and told. What is new has no number in the source: that is a
-`fill` line's (ucpl/conversion/filling.py).
+Parameters are left out, frozen, or trained in the target. All changes are by name; the matches of a name are counted and
+reported. New parameters have no value in the source: a `fill` line gives it (ucpl/conversion/filling.py).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 __all__ = ["changed_model", "changes_of", "counted", "demand_acting", "demand_left_out", "demand_states_left_out"]
 
 NAMES_SHOWN = 3
-EXTRA, EMPTY = "module_extra", "empty_tensors"  # what stands in a module and is no tensor with elements
+EXTRA, EMPTY = "module_extra", "empty_tensors"  # values in a module that have no tensor elements
 
 
 @frozen(eq=False)
 class _Known:
-    """What names can mean in a source."""
+    """The possible meanings of names in a source."""
 
     tensors: Mapping[str, LogicalTensor]
     aliases: Mapping[str, str]
@@ -48,21 +48,26 @@ class _Known:
     voice: Voice
 
     def named(self, text: str) -> tuple[list[str], list[str], list[str]]:
-        """Tensors, second names and values that a name or a glob stands for, in the model's order."""
+        """Tensors, second names and values that a name or glob matches.
+
+        They are in the model's order.
+        """
         tensors = [p for p in self.tensors if text == p or is_called(text, whole_name(p))]
         aliases = [p for p in self.aliases if is_called(text, p)]
         return tensors, aliases, sorted(p for p in self.beside if is_called(text, p))
 
     def owners(self, text: str) -> list[str]:
-        """Tensors that a name or a glob stands for, by second names, too."""
+        """Tensors that a name or glob matches, also by second names."""
         tensors, aliases, _ = self.named(text)
         return list(dict.fromkeys([*tensors, *(self.aliases[alias] for alias in aliases)]))
 
 
 def changes_of(source: Side, given: Given, own: nodes.Model | None) -> Changes:
-    """What is asked of the source's parameters. Raises: UcplError E300, E327, E328, E329.
+    """The requested changes of the source's parameters.
 
-    own: the target's model, where it is another than the source's. It has what is new, and says itself who is in which group.
+    own: the target's model, if it differs from the source's. It contains the new parameters, and the members of each group.
+
+    Raises: UcplError E300, E327, E328, E329.
     """
     known = _known(source, Voice(given.said_by))
     drop, tensors, said = _dropped(known, given.drop)
@@ -108,11 +113,14 @@ def _known(source: Side, voice: Voice) -> _Known:
     )
 
 
-# ---- what is left out --------------------------------------------------------------------------------------------------
+# ---- dropped names -----------------------------------------------------------------------------------------------------
 
 
 def _dropped(known: _Known, texts: Sequence[str]) -> tuple[tuple[str, ...], frozenset[str], list[str]]:
-    """(names, those that are tensors, what is said): globs told, other names as they stand."""
+    """(names, the tensors among them, notes).
+
+    Globs are replaced by their matches. Names of no tensor are unchanged.
+    """
     names: dict[str, None] = {}
     tensors: dict[str, None] = {}
     said = []
@@ -152,7 +160,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _demand_whole_ties(known: _Known, tensors: frozenset[str], drop: Iterable[str]) -> None:
-    """A tensor goes with all of its names, or it stays. Raises: UcplError E328."""
+    """Check that dropped tensors lose all names. Raises: UcplError E328."""
     gone = set(drop)
     for alias, owner in known.aliases.items():
         if owner in tensors and alias not in gone:
@@ -167,7 +175,7 @@ def _demand_whole_ties(known: _Known, tensors: frozenset[str], drop: Iterable[st
 
 
 def _demand_some(known: _Known, tensors: frozenset[str], given: Given) -> None:
-    """Raises: UcplError E328 where no tensor is left at all."""
+    """Raises: UcplError E328 if no tensor is left."""
     if len(tensors) == len(known.tensors):
         fail(
             "E328",
@@ -176,7 +184,7 @@ def _demand_some(known: _Known, tensors: frozenset[str], given: Given) -> None:
         )
 
 
-# ---- what is frozen, and what is trained -------------------------------------------------------------------------------
+# ---- frozen and trained parameters -------------------------------------------------------------------------------------
 
 
 def _frozen(known: _Known, texts: Sequence[str], dropped: frozenset[str]) -> tuple[frozenset[str], list[str]]:
@@ -194,7 +202,10 @@ def _frozen(known: _Known, texts: Sequence[str], dropped: frozenset[str]) -> tup
 def _trained(
     known: _Known, texts: Sequence[str], others: tuple[frozenset[str], frozenset[str]], fresh: Sequence[str]
 ) -> dict[str, tuple[str, str | None]]:
-    """Tensors that are trained from here on, each with the text that says so and the group that it names."""
+    """Newly trained tensors, each with its option's text and group.
+
+    The group is None if the text names none.
+    """
     dropped, frozen_ = others
     out: dict[str, tuple[str, str | None]] = {}
     for text in texts:
@@ -221,7 +232,10 @@ def _fresh(known: _Known, own: nodes.Model | None) -> list[str]:
 
 
 def _said_by(known: _Known, own: nodes.Model, asked: Mapping[str, tuple[str, str | None]]) -> Dealt:
-    """Groups are as the target's model has them. Raises: UcplError E327 where a name asks for one."""
+    """The groups of the target's model.
+
+    Raises: UcplError E327 if a --train text names a group.
+    """
     by_text: dict[str, list[str]] = {}
     new: dict[str, str] = {}
     for path, (text, group) in asked.items():
@@ -239,15 +253,23 @@ def _said_by(known: _Known, own: nodes.Model, asked: Mapping[str, tuple[str, str
 
 
 def _begun_in(own: nodes.Model, path: str, group: str) -> tuple[str, str] | None:
-    """`2:0` of a parameter in the model's group 2: (2, 0), the group and the source's whose hyper-parameters it has."""
+    """The new group and its source group in a text like `2:0`.
+
+    The new group has the hyper-parameters of the source's group. None: the parameter is not in that group of the model.
+    """
     name, colon, like = (part.strip() for part in group.rpartition(":"))
     named = {item.name: item.members or () for item in own.items if isinstance(item, nodes.Group)}
     return (name, like) if colon and path in named.get(name, ()) else None
 
 
 def _of_kind(known: _Known, said: tuple[str, str], kind: str, of: tuple[str, frozenset[str]]) -> list[str]:
-    """Tensors that a text stands for; of a glob those of the kind, and there must be one. `of`: the name in what is said,
-    and what is dropped. Raises: UcplError E300, E327.
+    """Tensors of one kind that a text matches.
+
+    A glob can match tensors of other kinds, but must match one of this kind.
+
+    of: the name in the text, and the dropped tensors.
+
+    Raises: UcplError E300, E327.
     """
     text, dropped = of
     named = known.owners(text)
@@ -278,7 +300,10 @@ def _refuse_unknown(known: _Known, said: tuple[str, str], remedy: str) -> NoRetu
 
 
 def changed_model(model: nodes.Model, changes: Changes) -> nodes.Model:
-    """The model of a target of any model: what is dropped has no place in it, and groups are those that are left."""
+    """The model of a target of any model, after the changes.
+
+    Dropped tensors and emptied groups are removed.
+    """
     gone = set(changes.drop)
     frozen_, trained = ({whole_name(p) for p in some} for some in (changes.frozen, changes.trained))
     items: list[nodes.ModelItem] = []
@@ -307,20 +332,23 @@ def changed_model(model: nodes.Model, changes: Changes) -> nodes.Model:
 
 
 def _typed(item: nodes.State, gone: set[str]) -> tuple[nodes.TypedOf, ...]:
-    """The types of a state without those of tensors that are gone, or frozen."""
+    """The types of a state, without those of dropped or frozen tensors."""
     kept = (evolve(t, of=tuple(name for name in t.of if name not in gone)) for t in item.typed)
     return tuple(t for t in kept if t.of)
 
 
 def _state(item: nodes.State, names: tuple[str, ...], dealt_: Dealt) -> list[nodes.ModelItem]:
-    """A state line without names that are dropped, and without groups that are gone."""
+    """A state line without dropped names and emptied groups."""
     of = item.groups and tuple(g for g in item.groups if g not in dealt_.emptied)
     of = of and (*of, *(new for new, like in dealt_.new.items() if like in of))
     return [evolve(item, names=names, groups=of)] if names and of != () else []
 
 
 def demand_acting(changes: Changes, layout: Layout) -> None:
-    """What is asked is what the target has: where its model is of its own, that one must say the same. Raises: E327, E328."""
+    """Check that a target with its own model has the requested changes.
+
+    Raises: UcplError E327, E328.
+    """
     for word, names, kind in (("freeze", changes.frozen, "frozen"), ("train", changes.trained, "parameter")):
         for path in sorted(names):
             tensor = layout.tensors.get(path)
@@ -342,7 +370,10 @@ def demand_acting(changes: Changes, layout: Layout) -> None:
 
 
 def demand_left_out(changes: Changes, target: Placement) -> None:
-    """A target of a model of its own stores nothing of what is dropped. Raises: UcplError E327."""
+    """Check that a target with its own model stores no dropped tensor.
+
+    Raises: UcplError E327.
+    """
     held = {target.tensors[n] for part in target.parts for n in each(part.folded.tensor)} & changes.tensors
     for path in (path for path in target.layout.tensors if path in held):
         changes.voice.refuse(
@@ -352,7 +383,10 @@ def demand_left_out(changes: Changes, target: Placement) -> None:
 
 
 def demand_states_left_out(drop: Iterable[str], voice: Voice, target: Placement, source: Placement) -> None:
-    """A target stores no state that is dropped and that the source has. Raises: UcplError E327."""
+    """Check that a target stores no dropped state of the source.
+
+    Raises: UcplError E327.
+    """
     from ucpl.lint.missing_tensors import stored_states
 
     held = {part.state for part in source.parts}

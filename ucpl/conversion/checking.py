@@ -1,8 +1,8 @@
-"""Parse, resolve and type-check one .ucpl file: every model, layout and plan of it.
+"""Parse, resolve and type-check all statements of one .ucpl file.
 
-A parameter without a default is tried at 1, and axes of the mesh at the least degrees above 1 that divide; a layout of any
-model, over the file's own model or a small one of ours. What only a value can tell (an assert, a cut) is a remark where that
-value was a try, and an error where the file says it.
+A parameter without a default is tried at 1. Axes of the mesh are tried at the least degrees above 1 that divide. A layout of
+any model is tried over the file's own model, or a small built-in one. A fault that depends on a value (an assert, a cut) is a
+remark if the value was a trial, and an error if the file states the value.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ _FAULTS = 3  # draws that must agree before a fault is the text's
 # Faults of these codes (elements stored twice, or nowhere) hold at any size; others can come from numbers that no config has.
 _OF_ANY_SIZE = "E3"
 _ALONE = "<nothing stored>"  # the name of no layout that a text has
-OTHERS = (2, 3, 8)  # what a parameter is tried at where 1 fails for something that says nothing of it
+OTHERS = (2, 3, 8)  # trial values of a parameter, if 1 fails for a reason that may be the trial itself
 MOST_OTHERS = 12
 TRIAL = "<trial>"  # the name of no model that a text has
 _TRIAL = f"""ucpl 1
@@ -107,7 +107,7 @@ model "{TRIAL}" {{
 
 @frozen
 class Checked:
-    """What was found in a file. `counts`: how many models, layouts and plans it has."""
+    """The findings in a file. counts: its models, layouts and plans."""
 
     name: str
     findings: tuple[Diagnostic, ...]
@@ -118,9 +118,9 @@ class Checked:
 
 
 def check(asked: str, given: Given) -> Checked:
-    """Everything that is wrong with a file, or (`FILE.ucpl:layout(tp = 3)`) with one layout of it at these degrees.
+    """Check a file, or one layout of it at given degrees.
 
-    A file that cannot be read is a finding, too.
+    The second form is `FILE.ucpl:layout(tp = 3)`. A file that cannot be read is a finding, too.
     """
     head, colon, text = asked.partition(".ucpl:")
     name = head + ".ucpl" if colon else asked
@@ -133,7 +133,10 @@ def check(asked: str, given: Given) -> Checked:
 
 
 def check_text(name: str, text: str, given: Given, read: Reader) -> Checked:
-    """The same of a text that need not be saved: `read` gives the texts of what it imports."""
+    """Check a text that may be unsaved.
+
+    read: returns the texts of imported files.
+    """
     try:
         library = load((name, text), read=read)
     except UcplError as error:
@@ -161,7 +164,10 @@ def _checked(library: Library, name: str, given: Given, call: nodes.Call | None)
 
 
 def _own(library: Library, models: Sequence[nodes.Model], given: Given) -> nodes.Model:
-    """What layouts of any model are tried over: the file's first model, what it leaves open at 1, or one of ours."""
+    """The model over which layouts of any model are tried.
+
+    It is the file's first model, with open parameters at 1; without one, it is a built-in model.
+    """
     if not models:
         return _trial()
     open_ones = [p for p in models[0].parameters if p.default is None and p.name not in given.sizes]
@@ -187,7 +193,7 @@ class _Checker:
     counts: dict[str, int] = field(factory=dict)
 
     def run(self, call: nodes.Call | None) -> None:
-        """Every statement of the file, or the layout that is called and nothing else."""
+        """Check every statement of the file, or only the called layout."""
         if call is not None:
             self.guarded(lambda: self.called(call))
             self.config_unread()
@@ -221,7 +227,10 @@ class _Checker:
             self.remark(CONFIG_UNREAD)
 
     def guarded(self, work: Callable[[], object], name: str = "") -> None:
-        """`name`: of a statement that is not checked if a config is needed and absent."""
+        """Run a check and record its error.
+
+        name: the statement's; it counts as unchecked if a config is needed and absent.
+        """
         try:
             work()
         except UcplError as error:
@@ -233,13 +242,19 @@ class _Checker:
         return self.given.config is None and error.diagnostics[0].code == _NO_CONFIG
 
     def numbers(self) -> None:
-        """Those of a file that has nothing else than plans: nothing asks for them elsewhere."""
+        """Check the numbers of a file that has only plans.
+
+        In other files, models and layouts evaluate them.
+        """
         scope = Scope(given=dict(self.given.sizes), config=self.given.config or {})
         scope.bind(self.file.statements)
         check_known(self.file.statements, scope)
 
     def model(self, node: nodes.Model) -> None:
-        """A model that no layout of the file lays out is closed by itself, under a layout that stores nothing."""
+        """Check a model that no layout of the file stores.
+
+        It is resolved under a layout that stores nothing.
+        """
         made = _own(self.library, [node], self.given)
         if any(isinstance(s, nodes.Layout) and s.of in (node.name, "any") for s in self.file.statements):
             return
@@ -260,7 +275,7 @@ class _Checker:
         self.counts[word] = self.counts.get(word, 0) + 1
 
     def found(self, error: UcplError) -> None:
-        """Each finding once: layouts that extend another find its faults again."""
+        """Record each finding once: layouts repeat the faults of their base."""
         known = {(d.code, d.message, d.labels[:1]) for d in self.findings}
         for d in error.diagnostics:
             if d.code == _NO_CONFIG and self.given.config is None:
@@ -269,7 +284,7 @@ class _Checker:
                 self.findings.append(self.of_a_layout(d))
 
     def of_a_layout(self, d: Diagnostic) -> Diagnostic:
-        """A number that a statement outside of all braces asks for, and that layouts have as a parameter."""
+        """Add a remedy if a file-level statement uses a layout's parameter."""
         if not isinstance(d.about, UnknownNumber):
             return d
         lines = {s.span.line for s in self.file.statements if isinstance(s, nodes.Let | nodes.Assert)}
@@ -280,9 +295,12 @@ class _Checker:
         return evolve(d, remedy=f"`{d.about.name}` is a parameter of {having[0]}: put the line inside its braces")
 
     def layout(self, node: nodes.Layout) -> None:
-        """At the sizes that are given, or at drawn ones if an absent config would give some."""
+        """Check a layout at the given sizes.
+
+        If an absent config would give some of them, the sizes are drawn.
+        """
         if not has_files(self.library, node) and is_used(self.file, node):
-            return  # a part of others, and is looked at where it is used or extended
+            return  # a part of other layouts; it is checked with them
         try:
             self.sized(node)
         except UcplError as error:
@@ -291,7 +309,10 @@ class _Checker:
             self.at_drawn_sizes(node, error)
 
     def at_drawn_sizes(self, node: nodes.Layout, error: UcplError) -> None:
-        """A layout whose model has open sizes, at small ones. A fault counts if several draws have it and none holds."""
+        """Check a layout with open sizes at small drawn ones.
+
+        A fault counts if several draws have it and no draw holds.
+        """
         message = error.diagnostics[0].message
         drawn = _drawn(self, node, error)
         if drawn.suits:
@@ -305,9 +326,11 @@ class _Checker:
             self.remark(f"{message}: {node.name} is not checked, no drawn sizes suit it{why}. Give --config")
 
     def sized(self, node: nodes.Layout) -> int:
-        """At the least degrees, and at those above. What the text leaves to a number that was only tried is a remark.
+        """Check a layout at the least degrees and at higher ones.
 
-        Returns how many axes of the mesh no degree suits.
+        A fault that depends on a trial value is a remark.
+
+        Returns: the number of mesh axes that no degree suits.
         """
         base = {p.name: n for p in node.parameters if (n := _first(p)) is not None}
         for text in _uncut(node):
@@ -315,7 +338,7 @@ class _Checker:
         failed = self.base_fails(node, base)
         axes = tuple(axis for axis in degrees_of(self.library, node) if axis in base)
         if self.open_numbers(node):
-            axes = ()  # sizes of 1 that nobody said divide by nothing
+            axes = ()  # trial sizes of 1 cannot be divided
         tried = try_degrees(base, axes, lambda degrees: self.stored(node, degrees))
         good = "; ".join(degrees_text(self.changed(base, axes, degrees)) for degrees in tried.good)
         if good:
@@ -339,7 +362,12 @@ class _Checker:
         return len(tried.unsuited)
 
     def base_fails(self, node: nodes.Layout, base: Degrees) -> str:
-        """Why a layout does not hold where nothing is cut, if only for a number that was tried. Else: raises, or \"\"."""
+        """The reason why an uncut layout fails, if a trial value decides.
+
+        Empty: the layout holds.
+
+        Raises: UcplError if it fails for another reason.
+        """
         try:
             self.stored(node, base)
         except UcplError as error:
@@ -350,7 +378,10 @@ class _Checker:
         return ""
 
     def may_suit_others(self, node: nodes.Layout, base: Degrees, found: Diagnostic) -> bool:
-        """Whether what fails at the numbers that were tried might hold at others: it rests on them, or does not fail there."""
+        """True if a failing layout may hold at other trial values.
+
+        The fault depends on a trial value, or other values do not have it.
+        """
         if rests_on_a_try(found, self.library, self.given.sizes, has_config=self.given.config is not None):
             return True
         open_ones = [p.name for p in node.parameters if p.default is None]
@@ -358,14 +389,17 @@ class _Checker:
         for name, n in islice(product(open_ones, OTHERS), MOST_OTHERS):
             try:
                 self.stored(node, {**base, name: n})
-            except UcplError as error:  # of another line, which is looked at first, it says nothing
+            except UcplError as error:  # an error of an earlier line is no evidence
                 is_met = is_met or same_place(found, error.diagnostics[0])
                 continue
             return True
         return not is_met and bool(open_ones)
 
     def open_numbers(self, node: nodes.Layout) -> dict[str, Value]:
-        """What a layout leaves open of its model, tried at 1: a base for layouts of models that say it."""
+        """Open parameters of a layout's model, each at the trial value 1.
+
+        Such a layout is a base for others that give the values.
+        """
         return dict.fromkeys(open_parameters(self.library, node), 1)
 
     @staticmethod
@@ -373,11 +407,14 @@ class _Checker:
         return {axis: degrees[axis] for axis in axes if degrees[axis] > 1} or base
 
     def stored(self, node: nodes.Layout, degrees: Degrees) -> None:
-        """All ranks of a layout at some degrees, and what of the model they leave out."""
+        """Check all ranks of a layout at some degrees, and its completeness."""
         self.complete(self.located(call_at(node, degrees), rank=None), node)
 
     def complete(self, side: Side, node: nodes.Layout) -> None:
-        """Tensors and states that nobody stores are remarks; a tensor that is stored in part is an error."""
+        """Check that a layout stores the complete model.
+
+        Absent tensors and states are remarks. A tensor that is stored in part is an error.
+        """
         gone = frozenset(
             item.path
             for item in items_of(self.library, nodes.Call(node.name))
@@ -453,7 +490,10 @@ class _Checker:
                 fail("E300", f"{said}: no parameter of that name", at(node.span), remedy=remedy)
 
     def drops(self, node: nodes.Plan, source: Layout) -> None:
-        """A checkpoint may carry more than its model says: what a caller put beside it is known when there is one."""
+        """Report dropped names that the source's model lacks.
+
+        A checkpoint may have them as keys of client_state, so they are remarks for a training framework.
+        """
         for name, remedy in unknown_drops(source, node.drop):
             if format_named(source.framework).has_optimizer:
                 self.remark(
@@ -464,7 +504,10 @@ class _Checker:
                 fail("E300", f"drop {name}: no tensor or state of that name", at(node.span), remedy=remedy)
 
     def acting(self, node: nodes.Plan, source: Layout, target: Side) -> None:
-        """What a plan changes is what its target has, where that is of a model of its own. Raises E327, E328."""
+        """Check that a target with its own model has the plan's changes.
+
+        Raises: UcplError E327, E328.
+        """
         if target.called.is_of_any:
             return
 
@@ -487,7 +530,10 @@ class _Checker:
             self.remarks.append(text)
 
     def located(self, call: nodes.Call, rank: int | None = 0) -> Side:
-        """The layout, as a rank or all of them have it. A glob that matches nothing of the file's own model is a remark."""
+        """The layout of one rank or all ranks.
+
+        A glob that matches no tensor of the file's own model is a remark.
+        """
         one = Called(self.library, call)
         given = evolve(self.given, sizes={**self.open_numbers(one.layout), **self.given.sizes})
         side = located(one, given, rank=rank)
@@ -501,7 +547,7 @@ class _Checker:
         return side
 
     def idle(self, layout: Layout, one: Called) -> None:
-        """What of a layout's own lines, and of its model's, does nothing or looks like a slip."""
+        """Report lines without effect and likely mistakes of a layout and model."""
         for text in foreign_texts(layout, one.layout.items):
             self.remark(text)
         for text in unread_dims(layout, one.layout.items) if one.is_of_any else ():
@@ -527,7 +573,7 @@ class _Checker:
 
 @define
 class _Drawn:
-    """The best of some draws of sizes, and the faults of those that do not hold."""
+    """The best draw of sizes, and the faults of failed draws."""
 
     suits: bool = False
     sizes: dict[str, int] = field(factory=dict)
@@ -537,7 +583,10 @@ class _Drawn:
 
 
 def _drawn(checker: _Checker, node: nodes.Layout, error: UcplError) -> _Drawn:
-    """A layout at drawn sizes. Raises: `error`, if a config decides more than sizes."""
+    """Check a layout at drawn sizes.
+
+    Raises: `error`, if a config decides more than sizes.
+    """
     library, given = checker.library, checker.given
     models = [] if node.of == "any" else [library.model(node.of).node]
     model = _own(library, [m for m in models if isinstance(m, nodes.Model)], given)
@@ -568,7 +617,10 @@ def _drawn(checker: _Checker, node: nodes.Layout, error: UcplError) -> _Drawn:
 
 
 def _under_conditions(library: Library, node: nodes.Layout, absent: Sequence[str]) -> dict[str, tuple[int, str]]:
-    """Tensors by whose names lines stand that do not hold here, with the line and its condition."""
+    """Absent tensors with a conditional line, each with line number and condition.
+
+    The condition is false here.
+    """
     found: dict[str, tuple[int, str]] = {}
     for item in items_of(library, nodes.Call(node.name)):
         if isinstance(item, nodes.Entry) and item.path in absent and item.shape is not None:
@@ -579,7 +631,10 @@ def _under_conditions(library: Library, node: nodes.Layout, absent: Sequence[str
 
 
 def _uncut(node: nodes.Layout) -> Iterator[str]:
-    """A number that nothing is made of, but names of files perhaps: a mesh that was forgotten, most likely."""
+    """Remarks on parameters that only names of files use, or nothing.
+
+    The likely cause is a missing mesh.
+    """
     items = tuple(evolve(i, template="") if isinstance(i, nodes.Files) and i.template else i for i in node.items)
     text = print_file(nodes.File("", 1, (evolve(node, parameters=(), items=items),)))
     whole = print_file(nodes.File("", 1, (evolve(node, parameters=()),)))
@@ -598,7 +653,10 @@ def _uncut(node: nodes.Layout) -> Iterator[str]:
 
 
 def _first(parameter: nodes.Parameter) -> int | None:
-    """The number that is tried first: 1, or the default. None: no plain number, and as the text says."""
+    """The first trial value: the default, or 1.
+
+    None: the default is no plain number; it is not changed.
+    """
     match parameter.default:
         case None:
             return 1

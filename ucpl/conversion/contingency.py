@@ -1,8 +1,7 @@
-"""What to run after a loss: the layouts that fit the ranks that are left, and the plan to get to each.
+"""Layouts for the remaining ranks after a loss, each with its plan.
 
-A layout is called at other degrees: one axis, the data-parallel one, takes as many ranks as there are, the others keep their
-degree or take one of a few. What the spec refuses (a cut with a remainder, an assert), or what a rank has no room for, does not
-fit.
+A layout is called at other degrees. The data-parallel axis takes all available ranks; the other axes keep their degree or take
+one of a few others. Degrees do not fit if the spec rejects them (a cut with a remainder, an assert) or if a rank lacks memory.
 """
 
 from __future__ import annotations
@@ -30,7 +29,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Choice", "Loss", "Wish", "contingencies"]
 
-DATA = ("dp", "fsdp", "dp_shard", "edp")  # axes that take what ranks there are; else the one of the greatest degree
+DATA = (
+    "dp",
+    "fsdp",
+    "dp_shard",
+    "edp",
+)  # axes that take all available ranks; without these, the one of the greatest degree
 DATA_TRIED = 16  # degrees of it, from the greatest on, until one holds
 TRIED_MAX = 48  # combinations of other degrees, for one loss
 
@@ -39,7 +43,7 @@ Degrees = dict[str, int]
 
 @frozen
 class Wish:
-    """What is asked: how many units are lost, of how many ranks, and what must hold of what is left."""
+    """The request: lost units, ranks per unit, and conditions."""
 
     lose: tuple[int, ...]
     unit: int
@@ -62,7 +66,7 @@ class Choice:
 
 @frozen(eq=False)
 class Loss:
-    """One loss: the ranks that are left, and what can be run on them, the best first."""
+    """One loss: remaining ranks, and layouts for them, the best first."""
 
     lost: int  # units
     left: int  # ranks
@@ -71,9 +75,11 @@ class Loss:
 
 
 def contingencies(source: str, wish: Wish, given: Given) -> tuple[tuple[int, int], Iterator[Loss]]:
-    """How many ranks the source has and what the dearest holds, and what to run after each loss.
+    """The result of each loss, and the source's size.
 
-    Raises: UcplError E171 where no degree can be changed.
+    The source's size is its number of ranks, and the bytes of its largest rank. It is the first result.
+
+    Raises: UcplError E171 if no degree can be changed.
     """
     one, base = _opened(source, given)
     search = _Search(source, one, base, given, wish)
@@ -105,7 +111,10 @@ class _Search:
         return self.base.layout
 
     def after(self, lost: int) -> Loss:
-        """What fits one loss: most ranks first, then the fewest bytes between ranks."""
+        """Choices for one loss.
+
+        The order is: most ranks first, then fewest bytes sent between ranks.
+        """
         left = max(1, self.layout.ranks) - lost * self.wish.unit
         if left < 1:
             return Loss(lost, max(0, left), (), ())
@@ -117,7 +126,7 @@ class _Search:
             fitting = self.fitting(degrees, left, refused)
             if fitting is not None:
                 found.append(fitting)
-        found.sort(key=lambda one: -one[1])  # of those that use as many, what they cost decides
+        found.sort(key=lambda one: -one[1])  # among equal numbers of ranks, the cost decides
         least = found[: self.wish.best][-1][1] if found else 0
         choices = [self.planned(*each) for each in found[: 2 * self.wish.best] if each[1] >= least]
         choices.sort(key=lambda c: (-c.ranks, c.cost.bytes_sent, c.call))
@@ -133,7 +142,7 @@ class _Search:
 
     @property
     def data(self) -> str:
-        """The axis that takes what ranks there are. Raises: UcplError E171."""
+        """The axis that takes all available ranks. Raises: UcplError E171."""
         axes = self.layout.meshes[0].axes if self.layout.meshes else ()
         if unknown := sorted(self.wish.keep - self.now.keys()):
             what = f"--keep {','.join(unknown)}: {self.layout.call} has no such degree"
@@ -150,7 +159,10 @@ class _Search:
         return next((n for n in DATA if n in free), max(free, key=lambda n: free[n]))
 
     def combinations(self, left: int) -> list[Degrees]:
-        """Degrees that could be run, those that use most ranks first, and of these those that change least."""
+        """Degrees to try.
+
+        The order is: most ranks first, then fewest changes.
+        """
         now, data = self.now, self.data
         others = [n for n in now if n != data]
         lists = [[now[n]] if n in self.wish.keep else _near(now[n]) for n in others]
@@ -166,14 +178,20 @@ class _Search:
         return out[:TRIED_MAX]
 
     def ranks(self, degrees: Degrees) -> int:
-        """How many ranks a call uses: the axes of the first mesh, those that are no parameters as they are."""
+        """The number of ranks of a call.
+
+        It is the product of the axes of its first mesh. Axes that are no parameters keep their size.
+        """
         mesh = self.layout.meshes[0]
         return prod(degrees.get(axis, n) for axis, n in zip(mesh.axes, mesh.degrees, strict=True))
 
-    # ---- what fits ---------------------------------------------------------------------------------------------------------
+    # ---- fitting degrees -------------------------------------------------------------------------------------------------
 
     def fitting(self, degrees: Degrees, left: int, refused: list[tuple[str, str]]) -> tuple[Degrees, int, int] | None:
-        """The greatest data-parallel degree at which these hold: degrees, ranks, and bytes on the dearest rank."""
+        """The greatest data-parallel degree at which these degrees fit.
+
+        Returns: degrees, ranks, and bytes on the largest rank.
+        """
         data = self.data
         why = ""
         for n in range(degrees[data], max(0, degrees[data] - DATA_TRIED), -1):
@@ -224,7 +242,7 @@ class _Search:
 
 
 def _near(degree: int) -> list[int]:
-    """Degrees that may be tried instead of one: its divisors, and twice of it."""
+    """Degrees to try for one: its divisors, and its double."""
     return [n for n in range(1, degree + 1) if degree % n == 0] + ([2 * degree] if degree > 1 else [])
 
 
@@ -233,7 +251,10 @@ def _text(degrees: Degrees) -> str:
 
 
 def _held(layout: Layout) -> int:
-    """Bytes of the stored tensors of the dearest rank, of those at the first, the middle and the last place of each axis."""
+    """Bytes of the stored tensors of the largest rank.
+
+    Only ranks at the first, the middle and the last place of each axis are looked at.
+    """
 
     return max(_bytes_on(layout, rank) for rank in sorted(_looked_at(layout)))
 

@@ -1,6 +1,7 @@
-"""Degrees to try a layout at: the least above one that divide, for each axis of its mesh alone and for all together.
+"""Trial degrees of a layout: the least above 1 that divide.
 
-At degree 1 nothing is cut, and a mistake in a cut does not show: two ranks that write one file, half of a tensor on no rank.
+Each axis of the mesh is tried alone, then all axes together. At degree 1 nothing is cut, so mistakes in cuts stay hidden: two
+ranks that write one file, or half of a tensor on no rank.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ TOGETHER = (2, 3, 4, 1)
 TOGETHER_MAX = 27  # combinations
 _TOO_MANY = "E141"
 
-# Findings that hang on a number: with a number that was only tried, they say nothing of the file.
+# Findings that depend on a number. If the number is a trial value, they are no evidence against the file.
 # E211: an order that only a checkpoint states.
 OF_A_NUMBER = frozenset(
     ("E104", "E108", "E132", "E140", "E141", "E142", "E143", "E144", "E145", "E149", "E160", "E161")
@@ -54,8 +55,10 @@ def hangs_on_a_number(error: UcplError) -> bool:
 
 
 def degrees_of(library: Library, node: nodes.Layout) -> tuple[str, ...]:
-    """Parameters of a layout that are axes of a mesh, its own or one of a layout that it extends or uses; and those of which
-    the size of an axis is made: tp, of `let groups = gcd(tp, g), copies = tp / groups` and `mesh groups copies`.
+    """Parameters of a layout that determine axes of a mesh.
+
+    The mesh can belong to a layout that it extends or uses. A parameter determines an axis through numbers: tp does in
+    `let groups = gcd(tp, g), copies = tp / groups` and `mesh groups copies`.
     """
     items = items_of(library, nodes.Call(node.name))
     values = {b.name: b.value for i in items if isinstance(i, nodes.Let | nodes.Dims) for b in i.bindings}
@@ -70,12 +73,12 @@ def degrees_of(library: Library, node: nodes.Layout) -> tuple[str, ...]:
 
 
 def is_part(library: Library, file: nodes.File, node: nodes.Layout) -> bool:
-    """A layout that others of its file have, and that says too little to stand alone."""
+    """True if a layout is used by others and incomplete alone."""
     return is_used(file, node) and (not has_files(library, node) or bool(open_parameters(library, node)))
 
 
 def is_used(file: nodes.File, node: nodes.Layout) -> bool:
-    """Whether others of its file extend a layout or use it."""
+    """True if other layouts of the file extend or use this one."""
     layouts = [s for s in file.statements if isinstance(s, nodes.Layout)]
     called = [s.extends for s in layouts] + [i.call for s in layouts for i in s.items if isinstance(i, nodes.Use)]
     return any(c is not None and c.name == node.name for c in called)
@@ -86,7 +89,7 @@ def has_files(library: Library, node: nodes.Layout) -> bool:
 
 
 def open_parameters(library: Library, node: nodes.Layout) -> tuple[str, ...]:
-    """Parameters of its model to which a layout gives no value, and which have none of their own."""
+    """Parameters of a layout's model without argument and without default."""
     if node.of == "any":
         return ()
     model = library.model(node.of, node.span).node
@@ -105,7 +108,10 @@ def degrees_text(degrees: Degrees) -> str:
 
 @frozen
 class Tried:
-    """What was tried of a layout: degrees at which it holds, and axes that none suits, each with the reason."""
+    """The result of trials: degrees that hold, and axes without any.
+
+    Each such axis has its reason.
+    """
 
     good: tuple[Degrees, ...]
     unsuited: tuple[tuple[str, str], ...] = ()
@@ -114,7 +120,10 @@ class Tried:
 
 
 def try_degrees(base: Degrees, axes: tuple[str, ...], attempt: Attempt) -> Tried:
-    """Each axis alone, the others as in `base`; then all together. Raises: UcplError, as `attempt`, with the degrees noted."""
+    """Try each axis alone from `base`, then all axes together.
+
+    Raises: UcplError of `attempt`, with the degrees as a note.
+    """
     search = _Search(base, attempt)
     least = {axis: n for axis in axes if (n := search.alone(axis)) is not None}
     if len(axes) > 1:
@@ -138,7 +147,7 @@ class _Search:
     last: Diagnostic | None = None  # the finding of the last degrees that did not suit
 
     def alone(self, axis: str) -> int | None:
-        if self.base[axis] > 1:  # a default that is a degree is tried as it stands
+        if self.base[axis] > 1:  # a default that is a degree is tried unchanged
             return self.base[axis]
         found: list[Diagnostic] = []
         for n in ALONE:
@@ -152,7 +161,10 @@ class _Search:
         return None
 
     def together(self, axes: tuple[str, ...], least: Degrees) -> None:
-        """The least of each axis; else the first combination that suits all. Two of each being too many, none is left."""
+        """Try the least degrees, then combinations until one holds.
+
+        If degree 2 on all axes has too many ranks, no combination is possible.
+        """
         for degrees in islice(combinations(axes, least), TOGETHER_MAX):
             self.too_many = ""
             if self.holds({**self.base, **degrees}) or (self.too_many and set(degrees.values()) == {2}):
@@ -177,7 +189,10 @@ class _Search:
 
 
 def combinations(axes: tuple[str, ...], least: Degrees) -> Iterator[Degrees]:
-    """The least of each axis, then all of TOGETHER: few ones first, and of those small sums."""
+    """The least degrees, then combinations of TOGETHER.
+
+    Combinations with few ones come first, and among these small sums.
+    """
     yield {axis: least.get(axis, 2) for axis in axes}
     for ones in range(len(axes) + 1):
         for total in range(_bounds(len(axes), ones)[0], _bounds(len(axes), ones)[1] + 1):
@@ -185,13 +200,19 @@ def combinations(axes: tuple[str, ...], least: Degrees) -> Iterator[Degrees]:
 
 
 def _bounds(count: int, ones: int) -> tuple[int, int]:
-    """The least sum and the greatest of so many numbers of TOGETHER, of which some are 1."""
+    """The least and the greatest sum of `count` numbers of TOGETHER.
+
+    ones: how many of them are 1.
+    """
     above = [n for n in TOGETHER if n > 1]
     return ones + (count - ones) * min(above), ones + (count - ones) * max(above)
 
 
 def _with_sum(count: int, ones: int, total: int) -> Iterator[tuple[int, ...]]:
-    """Combinations one after the other: there are 4 ** count of them, and a few are looked at."""
+    """Generate combinations lazily.
+
+    There are 4 ** count of them; the caller uses a few.
+    """
     if count == 0:
         yield ()
         return

@@ -1,4 +1,4 @@
-"""A target, or a checkpoint that is read, held against the demands of its framework's own loader (files/demands)."""
+"""Check targets and checkpoints against their framework's own loader (files/demands)."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _WEIGHTS = "model.safetensors"
 
 @frozen(eq=False)
 class Found:
-    """What a loader would refuse, and what it would read otherwise than it is meant."""
+    """Errors that a loader would raise, and notes on surprising results."""
 
     wrong: tuple[Diagnostic, ...] = ()
     notes: tuple[str, ...] = ()
 
 
 def demand_loadable(plan: Plan, source: Side, target: Side) -> tuple[str, ...]:
-    """Notes on what is written anew for the loader, and on what it will say of the target.
+    """Notes on texts written anew for the loader, and on its warnings.
 
     Raises: UcplError E388, E399, E549, and others that a framework demands.
     """
@@ -42,7 +42,10 @@ def demand_loadable(plan: Plan, source: Side, target: Side) -> tuple[str, ...]:
 
 
 def found_in(checkpoint: Checkpoint, *, of_class: bool) -> Found:
-    """A checkpoint as it is read. of_class: whether the class of transformers that config.json names is asked, too."""
+    """Check a checkpoint that is read.
+
+    of_class: also compare with the class of transformers that config.json names.
+    """
     from ucpl.files.demands import LoaderView, unmet
     from ucpl.files.model_texts import config_of
     from ucpl.formats.opening import framework
@@ -77,7 +80,10 @@ def _of_target(plan: Plan, source: Checkpoint | None, side: Side) -> Found:
 
 
 def _beside(plan: Plan, source: Checkpoint) -> tuple[str, ...]:
-    """Notes on the config.json of a training framework's folder, if it does not fit the tensors of a target of that kind."""
+    """Notes on a companion config.json that does not fit the target's tensors.
+
+    The target is a folder of the same training framework.
+    """
     container = source.container
     if container is None or not container.kind.holds(format_named(plan.target.framework)):
         return ()
@@ -93,7 +99,10 @@ def _beside(plan: Plan, source: Checkpoint) -> tuple[str, ...]:
 
 
 def _renamed(plan: Plan, source: Checkpoint, side: Side) -> tuple[str, ...]:
-    """A note on names of a Hugging Face folder that a job's module does not have, if the target keeps them."""
+    """A note on kept names of a Hugging Face folder.
+
+    A training job's module does not have these names.
+    """
     here, there = format_named(source.format), format_named(plan.target.framework)
     if not here.has_model_files or there.has_model_files or not side.called.is_of_any:
         return ()
@@ -105,14 +114,17 @@ def _renamed(plan: Plan, source: Checkpoint, side: Side) -> tuple[str, ...]:
 
 
 def _stored(plan: Plan) -> dict[str, tuple[int, ...]]:
-    """Weights of a target by their names: in a Hugging Face folder those of the files, else the model's."""
+    """Weights of a target by name.
+
+    Names in a Hugging Face folder are those of the files, else those of the model.
+    """
     if not format_named(plan.target.framework).has_model_files:
         return {t.name: t.shape for t in plan.target.tensors}
     return {"/".join(map(str, t.key)): t.shape for t in plan.targets if t.file == _WEIGHTS}
 
 
 def _config_written(plan: Plan, source: Checkpoint) -> tuple[dict[str, Json] | None, tuple[str, ...]]:
-    """config.json of a Hugging Face target, and notes on what is written anew in it."""
+    """config.json of a Hugging Face target, and notes on its changes."""
     target = format_named(plan.target.framework)
     if not target.has_model_files:
         return None, ()
@@ -129,14 +141,20 @@ def _config_written(plan: Plan, source: Checkpoint) -> tuple[dict[str, Json] | N
 
 
 def _is_as_it_was(seen: LoaderView, source: Checkpoint, notes: tuple[str, ...]) -> bool:
-    """Whether a folder keeps names and shapes of the folder that it comes from: its class need not be asked."""
+    """True if a folder has the names and shapes of its source.
+
+    Then the check against its class is not needed.
+    """
     if not format_named(source.format).has_model_files or notes:
         return False
     return {t.name: t.shape for t in source.state.tensors} == dict(seen.stored)
 
 
 def _of_class(config: Mapping[str, Json], seen: LoaderView) -> Found:
-    """The tensors against the class that config.json names, where transformers can make it."""
+    """Compare tensors with the class that config.json names.
+
+    The result is empty if transformers cannot make the class.
+    """
     from ucpl.errors import Label, catalogue
     from ucpl.inference.hf.fitting import fitting
 

@@ -1,13 +1,13 @@
-"""One model under two sets of names: what a source calls its tensors, and what a target calls them.
+"""One model under two sets of names: the source's and the target's.
 
     ucpl convert ZERO MEGATRON --from 'of llama.ucpl:hf()' --to 'megatron_core(tp=2) of llama.ucpl:torch_dist()'
 
-A layout of weights alone, called on one rank, says which box of which logical tensor each name has. So a layout of any model
-over these names (ZeRO's flat buffers, DCP's chunks) is one over the logical tensors, all its states alike: joined there, a
-fused tensor of the one side is made of those of the other, moments and masters as the weights.
+A layout of weights alone, called on one rank, maps each name to boxes of logical tensors. So a layout of any model over these
+names (ZeRO's flat buffers, DCP's chunks) becomes a layout over the logical tensors, for all states. With both sides over the
+same logical tensors, a fused tensor of one side is made of several of the other. Moments and masters follow the weights.
 
-What is not a tensor goes by names: a target's name has the group, the numbers (`step`) and the states of those of the source
-that it is made of, which must agree.
+Groups, numbers (`step`) and sets of states go by names. A name of the target takes those of the source's names that it is made
+of, and these must agree.
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ _OF_NO_FILE = re.compile(r"(?:^|[\s)])of\s+(?!\S*\.ucpl:)([\w:]+\(.*)")
 
 
 def split_names(text: str) -> tuple[str, str | None]:
-    """`zero1(dp=2) of llama.ucpl:hf()`: the layout, "" where none is said, and the call that says the names.
+    """Split `zero1(dp=2) of llama.ucpl:hf()` into the layout and the names' call.
 
-    Raises: UcplError E335 where no file is named behind `of`.
+    The layout is "" if the text has none.
+
+    Raises: UcplError E335 if no file follows `of`.
     """
     found = _OF.search(text)
     if found is None and (other := _OF_NO_FILE.search(text)):
@@ -47,14 +49,14 @@ def split_names(text: str) -> tuple[str, str | None]:
 
 
 def described_as(text: str | None) -> tuple[Called | None, str | None]:
-    """A source's `--from`: the layout, if one is said, and the call that says its names, if one is."""
+    """The layout and the names' call of a source's `--from`, if given."""
     layout, names = split_names(text or "")
     return called(layout) if layout else None, names
 
 
 @frozen(eq=False)
 class Named:
-    """A tensor as one dialect calls it: its shape, and which logical tensors have which boxes in it."""
+    """A tensor of one dialect: its shape and boxes of logical tensors."""
 
     shape: tuple[int, ...]
     pieces: tuple[tuple[int, Piece], ...]  # index into the placement's tensors
@@ -62,7 +64,10 @@ class Named:
 
 @frozen(eq=False)
 class Dialect:
-    """A layout of weights alone on one rank: names of its tensors, in the order of its lines, layer by layer."""
+    """The tensors of a layout of weights alone, by name.
+
+    The layout is on one rank. The names are in the order of its lines, layer by layer.
+    """
 
     call: str
     placement: Placement
@@ -70,7 +75,10 @@ class Dialect:
 
 
 def dialect(text: str, config: Config | None, sizes: Mapping[str, object]) -> Dialect:
-    """Raises: UcplError E335 where the call is no dialect: of any model, on several ranks, of values that are changed."""
+    """The dialect of a call.
+
+    Raises: UcplError E335 if the call is of any model, on several ranks, or changes values.
+    """
     one = called(text)
     if one.is_of_any:
         refuse(text, f"`{one.call.name}` is of any model: it says no names of its own")
@@ -120,7 +128,10 @@ def refuse(call: str, why: str) -> NoReturn:
 
 @frozen(eq=False)
 class Names:
-    """What both sides call the tensors of one model. `made`: a name of the target's -> those of the source's it is made of."""
+    """The names of both sides for the tensors of one model.
+
+    made: a name of the target -> the source's names of its elements.
+    """
 
     source: Dialect
     target: Dialect
@@ -129,7 +140,11 @@ class Names:
 
     @property
     def said(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What is left out of the source and made in the target of no logical tensor: rows behind the vocabulary."""
+        """Notes on elements without a logical tensor.
+
+        Padding rows of the vocabulary are such elements. The first tuple lists elements that are left out of the source, the
+        second one elements that are made in the target.
+        """
         gone = tuple(f"{n:,} elements of {name} that no tensor of the model has" for name, n in _beyond(self.source))
         made = tuple(
             f"{n:,} elements of {name} that no tensor of the model has: zero" for name, n in _beyond(self.target)
@@ -147,7 +162,10 @@ def _beyond(names: Dialect) -> list[tuple[str, int]]:
 
 
 def names_of(source: Dialect, target: Dialect, checkpoint: Checkpoint) -> Names:
-    """Raises: UcplError E335 where the two are of several models, E336 where the checkpoint has other tensors."""
+    """The names of both sides for a checkpoint.
+
+    Raises: UcplError E335 if the dialects are of different models, E336 if the checkpoint has other tensors.
+    """
     here, there = source.placement.layout, target.placement.layout
     if here.model_call != there.model_call:
         refuse(target.call, f"it is of {here.model_call} on one side and of {there.model_call} on the other")

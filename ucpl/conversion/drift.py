@@ -1,4 +1,7 @@
-"""Before a run: files of two steps in one folder are found by weights that are not their masters, and by learning rates."""
+"""Check that all files of a source are of one step.
+
+Files of two steps show by weights that differ from their masters, and by different learning rates.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ __all__ = ["demand_no_drift"]
 
 
 def demand_no_drift(plan: Plan, source: Checkpoint, bounds: DataPlane, placement: Placement | None = None) -> None:
-    """A sample of the source's weights against their masters, and the optimizer's learning rates against its schedule's.
+    """Compare sampled weights with masters, and learning rates with the schedule.
+
+    placement: the source's, for names of elements in an error; None: the error names the tensor.
 
     Raises: UcplError E612, E615.
-
-    placement: the source's, by which an element is named; without it, its tensor is.
     """
     from ucpl.conversion.keywords import options_from
     from ucpl.verification.same_step import check_same_step
@@ -36,15 +39,16 @@ def demand_no_drift(plan: Plan, source: Checkpoint, bounds: DataPlane, placement
     try:
         check_same_step(plan.masters, source, bound.memory, bound.workers, element)
     except UcplError as error:
-        if error.diagnostics[0].code not in ("E600", "E601"):  # not what the plan was made for: the run says that
+        if error.diagnostics[0].code not in ("E600", "E601"):  # the source does not fit the plan: the run reports it
             raise
 
 
 def _demand_rates(source: Checkpoint) -> None:
-    """A torch scheduler keeps the rates that it gave last, which are the groups' own until the next step.
+    """Compare the rates of a torch scheduler with the optimizer's groups.
 
-    Model states have the one and optimizer shards the others: of stage 3, whose model states hold no weight of what is
-    trained, nothing else tells that all of them are of another step. DeepSpeed's own schedulers keep no rates.
+    A scheduler stores the rates of its last step, and the groups have the same until the next step. Model states contain the
+    scheduler and optimizer shards the groups. Model states of stage 3 contain no trained weight, so no other check can find
+    that all of them are of another step. DeepSpeed's own schedulers store no rates.
     """
     from ucpl.files.scalars import number_of
 
