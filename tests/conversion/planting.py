@@ -135,7 +135,7 @@ class StandIn:
 
 
 class Harm:
-    """A call of the system: a reader that unpickles it makes a file."""
+    """A system call: unpickling it makes a file."""
 
     def __init__(self, path: str) -> None:
         self.path = path

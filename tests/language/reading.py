@@ -1,4 +1,7 @@
-"""Reads a text for a test, which knows what kind of record stands where and takes it apart without asking."""
+"""Reads a text for a test.
+
+The test knows the kind of each record, so this module does not check kinds.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for everything that the language can say: whole files, and their parts.
+"""Hypothesis strategies for complete files of the language, and their parts.
 
 Names are drawn from a small pool with words of the language and odd texts in it, so that collisions and quotes occur.
 The files mean nothing: sizes, meshes and tensors are not made to fit each other.
@@ -230,7 +230,7 @@ statements = st.one_of(
 
 
 def _defined_once(file: nodes.File) -> bool:
-    """Whether no name is defined twice: such a file is refused, and rightly."""
+    """Check that no name is defined twice; other files are rightly refused."""
     try:
         check_definitions(file, Source("", ""))
     except UcplError:
@@ -240,7 +240,7 @@ def _defined_once(file: nodes.File) -> bool:
 
 @st.composite
 def files(draw: st.DrawFn) -> nodes.File:
-    """A whole file that is not refused."""
+    """A complete file that is not refused."""
     return draw(_files)
 
 

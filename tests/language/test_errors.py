@@ -1,4 +1,4 @@
-"""What a person reads who made a mistake: the whole message, as a file beside the text that earns it."""
+"""Complete error messages, each in a file next to its faulty text."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_slip_is_known_at_every_depth():
         assert "`+`" in refusal(text).diagnostics[0].remedy
 
 
-def test_a_message_points_into_the_file_that_a_template_stands_in():
+def test_a_message_points_into_the_file_of_a_template():
     with pytest.raises(UcplError) as caught:
         parse_expr("l + ;", file="a.ucpl", line=7, column=20)
     label = caught.value.diagnostics[0].labels[0]
@@ -91,7 +91,10 @@ def test_text_from_a_file_never_moves_the_cursor():
 
 
 def test_a_name_of_any_length_is_shortened():
-    """A file may call a thing anything: a message stays one that a person reads, with both ends of the name."""
+    """A file may contain names of any length.
+
+    A message stays readable and keeps both ends of the name.
+    """
     name = "begin" + "x" * 400_000 + "end"
     made = Diagnostic("E380", f"{name} is not there", (Label(name, name, where=name),), (name,), name)
     texts = [made.message, made.remedy, *made.notes, made.labels[0].file, made.labels[0].text, made.labels[0].where]

@@ -1,4 +1,7 @@
-"""Every construct of the language, as the record that is meant. That a line parses proves nothing."""
+"""Every construct of the language, compared with its expected record.
+
+A successful parse alone proves nothing.
+"""
 
 from __future__ import annotations
 
@@ -365,7 +368,7 @@ def test_a_quoted_name_is_the_same_name():
     assert only('a = "_" _ ') == (Entry("a", (), (Dim("_"), Any_())),)
 
 
-def test_spans_say_where_a_record_stands_and_do_not_take_part_in_comparison():
+def test_spans_locate_a_record_and_do_not_take_part_in_comparison():
     text = 'ucpl 1\nlayout x() of y {\n  a[l] = (g (q: r + k))@tp h\n         as "x" when (1 + 2)\n}\n'
     entry = read(text, "x.ucpl").statements[0].items[0]
 

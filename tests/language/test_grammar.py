@@ -1,4 +1,7 @@
-"""The grammar has no conflicts, no words that collide, and its tables are kept only where they can be trusted."""
+"""The grammar has no conflicts and no colliding words.
+
+Its tables are only cached in trusted places.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ def test_the_grammar_has_no_conflicts_and_no_terminals_that_collide():
 
 
 def test_strict_mode_finds_terminals_that_collide():
-    """Otherwise the test above would prove nothing: it needs interegular, and lark is silent without it."""
+    """The test above needs interegular to prove anything.
+
+    Without it lark is silent.
+    """
     text = resources.grammar_text()
     colliding = text.replace('policy: "same" | "mean" | "sum" | "max" | "any"', "policy: POLICY").replace(
         "LIKE:    ", 'POLICY: "same" | "mean" | "sum" | "max" | "any"\nLIKE:    '
@@ -61,7 +67,10 @@ def test_every_rule_has_a_method_and_every_method_a_rule():
 
 @pytest.fixture
 def run(tmp_path):
-    """Parse in a process of its own, with a cache of its own; return what it printed."""
+    """Parse in a separate process with a separate cache.
+
+    Returns the printed text.
+    """
 
     def start(cache, code: str = "") -> str:
         script = (
@@ -92,7 +101,10 @@ def test_tables_are_kept_and_found_again(run, tmp_path):
 
 @pytest.fixture
 def anew(tmp_path, monkeypatch):
-    """Parse in this process as in its first call, with that cache. What the other tests know comes back."""
+    """Parse in this process as in its first call, with that cache.
+
+    The state of the other tests is restored afterwards.
+    """
     monkeypatch.setenv("UCPL_CACHE", str(tmp_path))
 
     def start() -> str:
@@ -142,7 +154,7 @@ def test_threads_do_not_mix_their_texts():
 
     def work(i: int) -> None:
         for k in range(5):
-            file = read(texts[i], f"{i}.{k}.ucpl")  # under a name of its own: what was read once is known
+            file = read(texts[i], f"{i}.{k}.ucpl")  # under a name of its own: a text that was read before is cached
             names = {(entry.path, entry.span.file) for entry in file.statements[0].items}
             if names != {(f"a{i}", f"{i}.{k}.ucpl")}:
                 wrong.append(names)
@@ -181,7 +193,10 @@ def test_a_wheel_carries_its_own_data(tmp_path, monkeypatch):
 
 
 def test_words_behind_a_path_are_words_of_its_statement_alone() -> None:
-    """LALR merges states: names of what a plan changes have a rule of their own, or `drop` would be a word behind any path."""
+    """LALR merges states, so names in a plan's changes need a rule.
+
+    Without this rule of their own, `drop` would be a word behind any path.
+    """
     text = (
         'ucpl 1\nlayout x(dp) of m {\n  mesh dp\n  file meta = torch "m"\n'
         "  blob data.loader drop in meta\n  blob a.train keep in meta\n}\n"

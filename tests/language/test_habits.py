@@ -1,4 +1,7 @@
-"""Each row of the tables of habits and forms says what it says for its own example, and what it offers can be read."""
+"""Each row of the tables of habits and forms fits its example.
+
+The suggested text can be parsed.
+"""
 
 from __future__ import annotations
 

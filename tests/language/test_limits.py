@@ -1,4 +1,4 @@
-"""A text that anybody may have written ends quickly: in a File, or in an error of its own."""
+"""Any text ends quickly, in a File or a ucpl error."""
 
 from __future__ import annotations
 

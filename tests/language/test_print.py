@@ -1,4 +1,7 @@
-"""Printing and parsing are each other's inverse; formatting changes how a text looks and nothing else."""
+"""Printing and parsing are inverse to each other.
+
+Formatting changes the appearance of a text and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,10 @@ def comments(text: str) -> list[str]:
 
 
 def roughened(text: str, random: random.Random) -> str:
-    """The text as a hasty person would have typed it: comments, blank lines and spaces anywhere they may stand."""
+    """The text with comments, blank lines and spaces at random allowed places.
+
+    A hasty person would type it like this.
+    """
     lines = []
     for number, line in enumerate(text.split("\n")):
         if random.random() < 0.2:

@@ -1,4 +1,7 @@
-"""The parser's tables as JSON: what goes in comes out, what cannot be trusted is not read, failing is silent."""
+"""The parser's tables as JSON: a round trip returns the same tables.
+
+Untrusted tables are not read, and a failure is silent.
+"""
 
 from __future__ import annotations
 

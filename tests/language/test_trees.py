@@ -1,4 +1,7 @@
-"""Trees of texts that are kept between processes: they are those that reading gives, or they are not taken."""
+"""Trees of texts that are kept between processes.
+
+A kept tree equals the parsed tree, or it is not used.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,10 @@ def test_expressions_in_braces_are_kept_with_their_file(
 
 
 def test_what_was_read_is_given_again_under_its_own_name_and_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within a process, kept or not: the same text of another file, or further down, is another one."""
+    """Within a process, the cache keeps names and places apart.
+
+    The same text in another file, or further down, gives another tree.
+    """
     places = [("f.ucpl", 1, 1), ("f.ucpl", 1, 7), ("f.ucpl", 12, 5), ("g.ucpl", 12, 5)]
 
     def files() -> list[nodes.File]:
@@ -131,7 +137,7 @@ def test_without_a_cache_everything_is_read(monkeypatch: pytest.MonkeyPatch) -> 
     assert parse_call(CALL, keep=True) == parse_call(CALL)
 
 
-def test_an_error_in_a_file_is_told_each_time() -> None:
+def test_an_error_in_a_file_is_reported_each_time() -> None:
     text = "ucpl 1\nlet a = 1\nlet a = 2\n"
     said = []
     for _ in range(2):
@@ -144,7 +150,7 @@ def test_an_error_in_a_file_is_told_each_time() -> None:
 @pytest.mark.parametrize(
     "harm", ["one number", "an end is missing", "nothing", "no tree", "unknown kind", "another record", "odd holes"]
 )
-def test_a_file_that_is_not_whole_is_no_tree(harm: str, folder: Path) -> None:
+def test_an_incomplete_file_is_no_tree(harm: str, folder: Path) -> None:
     parse_call("zero1(dp = 8)", keep=True)
     (path,) = folder.glob("tree-*")
     text = path.read_text()
@@ -178,7 +184,7 @@ def test_another_grammar_or_another_rule_has_other_trees(monkeypatch: pytest.Mon
     trees._reader.cache_clear()
 
 
-def test_the_oldest_trees_are_let_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_trees_are_dropped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trees, "TREES_MAX", 2)
     for n in range(4):
         parse_call(f"zero1(dp = {n})", keep=True)

@@ -1,4 +1,7 @@
-"""Walks over trees: everything is met, in order; what does not change stays the same object."""
+"""Walks over trees visit everything, in order.
+
+An unchanged node stays the same object.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Any word of the language can be a name of anything: printed, it is quoted where it must be."""
+"""Any word of the language can be a name of anything.
+
+Printing quotes it if necessary.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Texts of the language with something wrong in them: shipped specs and the tests' layouts, changed by tokens.
+"""Faulty texts: shipped specs and test layouts, changed by tokens.
 
     python -m tests.layout.fuzzing 100000        # from the project's folder; prints each internal error once, with its text
 
-Every text is parsed, tidied, resolved and located; nothing but a `UcplError` may come of it.
+Every text is parsed, tidied, resolved and located; the only allowed exception is `UcplError`.
 """
 
 from __future__ import annotations
@@ -136,7 +136,10 @@ model trial {
 
 
 def seeds() -> list[str]:
-    """Texts that are right, none of them long: what is wrong with a changed one is then what was changed."""
+    """Correct, short texts.
+
+    The fault of a changed text is then its change.
+    """
     files = [*sorted((ROOT / "specs").rglob("*.ucpl")), *sorted((ROOT / "tests" / "specs").glob("*.ucpl"))]
     texts = [p.read_text(encoding="utf-8") for p in files]
     cases = [p.read_text(encoding="utf-8") for p in sorted((ROOT / "tests" / "language" / "examples").rglob("*.ucpl"))]
@@ -302,7 +305,10 @@ def swap_tokens(f: Fuzzer, text: str) -> str:
 
 
 def change_number(f: Fuzzer, text: str) -> str:
-    """A number of the text becomes another: what a type check cannot see."""
+    """Replace a number of the text.
+
+    No type check finds this fault.
+    """
     tokens = _tokens(text)
     numbers = [i for i, t in enumerate(tokens) if t.isdigit()]
     if numbers:
@@ -357,11 +363,14 @@ CHANGES: list[Callable[[Fuzzer, str], str]] = [
 ]
 
 
-# ---- what becomes of a text --------------------------------------------------------------------------------------------
+# ---- the run of one text -----------------------------------------------------------------------------------------------
 
 
 def tried(text: str, chance: random.Random) -> Iterator[UcplError]:
-    """Carries a text through the rooms; gives each refusal. Raises whatever is no refusal."""
+    """Carry a text through the packages and yield each refusal.
+
+    Raises every exception that is not a refusal.
+    """
     try:
         file = parse(text, "fuzzed.ucpl")
         if chance.random() < 0.2:  # each parses it once more
@@ -381,7 +390,7 @@ def tried(text: str, chance: random.Random) -> Iterator[UcplError]:
 
 @cache
 def _trial() -> nodes.Model:
-    """What layouts of any model are over."""
+    """The model for layouts of any model."""
     model = parse(TRIAL, "trial.ucpl").statements[0]
     assert isinstance(model, nodes.Model)
     return model
@@ -422,7 +431,7 @@ def _alarm(*_: object) -> None:
 
 
 def main(count: int, seed: int) -> int:
-    """The internal errors of `count` texts, each once, with the text that shows it."""
+    """The internal errors of `count` texts, each once, with its text."""
     fuzzer = Fuzzer.of(seed)
     codes: dict[str, int] = {}
     bad: dict[str, int] = {}

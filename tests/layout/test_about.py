@@ -1,4 +1,7 @@
-"""What a diagnostic speaks of goes with it, as values: who says more of it reads no message."""
+"""A diagnostic carries its subject as values.
+
+Code that adds to a diagnostic does not parse its message.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Cuts of an axis, held against torch and NumPy; what the walks over a pattern find."""
+"""Cuts of an axis, compared with torch and NumPy.
+
+Also the results of the walks over a pattern.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ def test_spread_is_array_split(length: int, ways: int) -> None:
 
 
 @given(LENGTHS, WAYS, GRAINS)
-def test_a_spread_of_units_keeps_units_whole(length: int, ways: int, grain: int) -> None:
+def test_a_spread_of_units_does_not_split_units(length: int, ways: int, grain: int) -> None:
     split = ax.Split("tp", "spread", (), grain)
     if length % grain:
         with pytest.raises(ValueError, match=f"{length} is not a whole number of units of {grain}"):
@@ -96,7 +99,7 @@ def test_a_pattern_is_rewritten_in_every_place() -> None:
     assert ax.rewritten(ax.Trim(ax.Flat(ax.Each())), lambda a: A if isinstance(a, ax.Each) else None) == ax.Trim(
         ax.Flat(A)
     )
-    assert ax.rewritten(A, lambda a: ax.Pad(a, 2)) == ax.Pad(A, 2)  # what stands there now is not walked again
+    assert ax.rewritten(A, lambda a: ax.Pad(a, 2)) == ax.Pad(A, 2)  # the replacement is not walked again
 
 
 def test_dims_have_other_names_and_keep_their_ranges() -> None:
@@ -106,7 +109,7 @@ def test_dims_have_other_names_and_keep_their_ranges() -> None:
     assert ax.renamed(ax.Each(), {"a": "b"}) == ax.Each()
 
 
-def test_without_its_cuts_an_axis_is_that_of_the_whole() -> None:
+def test_without_its_cuts_an_axis_is_that_of_the_full_tensor() -> None:
     assert ax.uncut(NESTED) == ax.Pad(ax.Stack((ax.Term("q", (A, B)), ax.Term(None, (C,)))), 4)
     assert ax.uncut(ax.Cut(ax.Trim(ax.Cut(A, (DP,))), (TP,))) == ax.Trim(A)
     assert ax.mesh_axes_of(ax.uncut(NESTED)) == ()

@@ -1,4 +1,7 @@
-"""Layers that differ in width: a dim whose size depends on an index, in every kind of entry, flat and group."""
+"""Layers of different width: a dim whose size depends on an index.
+
+It occurs in every kind of entry, flat and group.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +119,7 @@ def test_a_layout_written_out_is_the_same_layout() -> None:
     assert assert_round_trip(placed("parallel(2, 2)"), locate(laid("stored()", text)))
 
 
-def test_a_tensor_is_dropped_by_its_whole_name() -> None:
+def test_a_tensor_is_dropped_by_its_full_name() -> None:
     less = TEXT.replace("layout parallel", "layout less() of elm extends whole() {\n  up = none\n}\nlayout parallel")
     with pytest.raises(UcplError) as caught:
         build(placed("whole()", less), placed("less()", less))
@@ -232,7 +235,7 @@ def test_a_list_is_no_text_of_a_template() -> None:
     )
 
 
-def test_members_of_a_group_are_told_without_looking_through_all_of_them() -> None:
+def test_members_of_a_group_are_found_without_looking_through_all_of_them() -> None:
     from ucpl.layout.naming import _membership
 
     Asked.times = 0

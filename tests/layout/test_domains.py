@@ -1,4 +1,7 @@
-"""Which ranks fail at once, and files that are what a rank holds in memory: against the coordinates of ranks, one by one."""
+"""Failure domains of ranks, and files that hold a rank's memory.
+
+Both are compared with the coordinates of ranks, one by one.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ def layout_of(file: Path, degrees: str = "") -> Layout:
     ],
 )
 @pytest.mark.parametrize("degrees", [(2, 4, 3), (3, 2, 1), (1, 1, 1)])
-def test_ranks_of_one_text_lie_in_one_domain(tmp_path, text, mark, degrees):
+def test_ranks_of_one_text_are_in_one_domain(tmp_path, text, mark, degrees):
     pp, dp, tp = degrees
     found = domains_of(layout_of(written(tmp_path, f'  domain node = "{text}"'), f"{pp}, {dp}, {tp}"), "node")
     wanted: dict[object, list[int]] = {}
@@ -55,7 +58,7 @@ def test_ranks_of_one_text_lie_in_one_domain(tmp_path, text, mark, degrees):
     assert [list(some) for some in found] == list(wanted.values())
 
 
-def test_what_is_not_told_is_none(tmp_path):
+def test_what_is_not_given_is_none(tmp_path):
     layout = layout_of(written(tmp_path, '  domain process = "{rank}"'), "dp=3")
     assert domains_of(layout, "node") == ()
     assert domains_of(layout, "process") == ((0,), (1,), (2,))
@@ -96,7 +99,7 @@ def test_a_domain_is_taken_over_replaced_and_kept_in_a_closed_text(tmp_path):
         assert domains_of(there.layout, "node") == wanted
 
 
-def test_what_lies_in_memory_is_kept_as_safetensors(tmp_path):
+def test_what_is_in_memory_is_kept_as_safetensors(tmp_path):
     file = written(tmp_path, "")
     assert sorted(h.file for p in locate(layout_of(file, "tp=3")).parts for h in p.homes) == [
         f"w_0_0_{tp}.safetensors" for tp in range(3)

@@ -1,4 +1,7 @@
-"""A share of the fuzzer's texts, the same in every run: nothing but a refusal of ours may come of a text."""
+"""A share of the fuzzer's texts, the same in every run.
+
+The only allowed exception is a refusal by ucpl.
+"""
 
 from __future__ import annotations
 

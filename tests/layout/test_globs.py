@@ -1,4 +1,4 @@
-"""Globs over names: what they match, which of several speaks, and what is said of it."""
+"""Globs over names: matches, precedence and reports."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ some_globs = st.lists(st.lists(texts, min_size=2, max_size=4).map(tuple), min_si
 
 
 @given(some_globs, st.lists(st.text("ab.", max_size=12), max_size=8))
-def test_a_name_has_the_globs_that_match_it_as_a_whole(many: list[tuple[str, ...]], names: list[str]) -> None:
+def test_a_name_has_the_globs_that_match_it_completely(many: list[tuple[str, ...]], names: list[str]) -> None:
     known = Globs(many)
     for name in names:
         wanted = [i for i, g in enumerate(many) if re.fullmatch(".*".join(map(re.escape, g)), name)]
@@ -74,7 +74,10 @@ def test_texts_of_a_glob_do_not_overlap() -> None:
 
 
 def test_a_name_is_held_against_few_of_many_globs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lists of patterns have hundreds of lines that end alike, and models have 100,000 tensors."""
+    """Lists of patterns have hundreds of lines with the same end.
+
+    Models have 100,000 tensors.
+    """
     asked = 0
 
     def counted(glob: tuple[str, ...], name: str) -> bool:
@@ -145,7 +148,7 @@ def test_a_glob_under_a_condition_that_does_not_hold_is_not_there() -> None:
     assert resolved('  "*bias" = _ as "one" when tp > 2').taken == ()
 
 
-def test_what_each_glob_took_is_told() -> None:
+def test_what_each_glob_took_is_reported() -> None:
     layout = resolved('  * = ... as "{name}"\n  "*.to_?.weight" = none\n  "*.to_*" of frozen = none\n  "*.to_*" = none')
     assert [(t.glob, t.names) for t in layout.taken] == [
         ('"*.to_?.weight"', ()),
@@ -205,7 +208,7 @@ def test_a_name_with_a_star_is_printed_so_that_it_is_read_as_one(path: str) -> N
     assert back == layout
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
+# ---- refusals --------------------------------------------------------------------------------------------------------
 
 
 def test_two_globs_of_equal_length_are_refused() -> None:

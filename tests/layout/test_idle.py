@@ -1,4 +1,4 @@
-"""What does nothing is refused where it is written, and is left out of texts that are made."""
+"""Text without effect is refused in input and omitted from generated texts."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_names_of_places_are_known_in_lines_that_speak_of_no_tensor(line: str, c
     ("dims", "said"),
     [("r[2..2]", "Write `r[2..3]`"), ("r[3..1]", "Write `r[1..3]`"), ("r[1..9]", "Write `r[1..]`"), ("r[1..3]", "")],
 )
-def test_ranges_that_hold_nothing_or_go_on_behind_their_dim_are_remarked(dims: str, said: str, tmp_path: Path) -> None:
+def test_ranges_that_hold_nothing_or_end_behind_their_dim_are_remarked(dims: str, said: str, tmp_path: Path) -> None:
     text = UNREAD.replace("  w : r\n", f"  w : {dims}\n").replace('  "*.bias"   = LINE\n', "")
     (tmp_path / "x.ucpl").write_text(text)
     found = check(str(tmp_path / "x.ucpl"), Given())

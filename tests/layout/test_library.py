@@ -1,4 +1,4 @@
-"""Libraries: what a layout extends, a model in place of another, texts that are given and files that are not read."""
+"""Libraries: bases of layouts, replaced models, given texts and unread files."""
 
 from __future__ import annotations
 

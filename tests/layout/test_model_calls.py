@@ -1,4 +1,4 @@
-"""Models with arguments and bases: what each call of one gives, what a line over a base replaces, what is refused."""
+"""Models with arguments and bases: results of calls, replaced lines, refusals."""
 
 from __future__ import annotations
 
@@ -109,7 +109,10 @@ def test_a_model_inside_another_has_numbers_of_the_outer_one() -> None:
 
 
 def test_what_two_models_say_of_dtype_and_states_is_of_each_or_of_both() -> None:
-    """A default dtype is of a model's own tensors; a state has one type, and the groups of all who say it."""
+    """A default dtype applies to a model's own tensors.
+
+    A state has one type, and the groups of all models that declare it.
+    """
     one = "model one {\n  use bare(size = 2) as a\n  dtype i32\n  v : 3 dtype u8\n"
     one += "  group own = a.w\n  state m : f32 of own\n}\n\n"
     two = "model two {\n  use one() as x\n  use gpt() as y\n  use bare(size = 3) as z\n  dtype f16\n  use one() as x2\n}\n\n"
@@ -132,8 +135,11 @@ def test_what_two_models_say_of_dtype_and_states_is_of_each_or_of_both() -> None
     assert (code, message) == ("E008", "the state `m` is defined twice, differently") and "one form" in remedy
 
 
-def test_a_model_by_itself_says_each_state_once() -> None:
-    """As `--model` names it: it goes where the models that it uses are not known."""
+def test_a_model_alone_declares_each_state_once() -> None:
+    """The form that `--model` gives.
+
+    It is used in places that do not know the models inside it.
+    """
     more = "model pair {\n  use gpt() as a\n  use gpt() as b\n}\n\n"
     model = called_model(load(("calls.ucpl", MODELS + more)), nodes.Call("pair"))
     names = [name for item in model.items if isinstance(item, nodes.State) for name in item.names]
@@ -141,7 +147,7 @@ def test_a_model_by_itself_says_each_state_once() -> None:
 
 
 def test_states_of_what_a_derived_model_uses_are_united_with_those_of_its_base() -> None:
-    """As in one body: what is used replaces nothing."""
+    """As in one body: a used model replaces nothing."""
     extra = "model extra(t = bf16) {\n  use bare(size = 2) as a\n  group g = a.w\n  state m : f32 of g\n}\n\n"
     more = extra + "model up extends gpt() {\n  use extra() as e\n}\n\n"
     assert [(s.name, s.groups) for s in laid("up", more=more.replace("(t = bf16)", "")).states] == [
@@ -202,7 +208,10 @@ def test_what_a_call_gets_wrong_is_refused() -> None:
 
 @pytest.mark.parametrize("line", ["let h = 6", "dim h = 6", "let n = 3, h = 2 * n"])
 def test_a_number_of_a_layout_is_no_second_meaning_of_one_of_its_model(line: str) -> None:
-    """Silently, it would change the model; with the same value it changes nothing, and -D is said last."""
+    """A second meaning would silently change the model.
+
+    With the same value it changes nothing, and -D comes last.
+    """
     text = f"{MODELS}layout x(l = 5) of gpt(layers = 5){BODY}layout y(l = 1) of gpt(layers = 5){BODY}"
     library = load(("calls.ucpl", text + f"layout z() of gpt(){BODY}".replace("{\n", f"{{\n  {line}\n")))
     assert resolve(library, parse_call("x()")).sizes["l"] == 5

@@ -1,4 +1,7 @@
-"""What a model's statements become: ranges, kinds, dtypes, groups; and how patterns of any model are filled in."""
+"""Results of a model's statements: ranges, kinds, dtypes, groups.
+
+Also the way that patterns of any model are filled in.
+"""
 
 from __future__ import annotations
 
@@ -143,7 +146,10 @@ def test_what_the_dims_of_any_model_become(line: str, path: str, want: tuple[ax.
     ],
 )
 def test_an_underscore_is_a_dim_that_nothing_names(line: str, want: tuple[ax.Axis, ...] | None) -> None:
-    """Neither the brackets nor the pattern, before it or behind it: so the dims without names are reached."""
+    """Neither the brackets nor the pattern name the dim, on either side.
+
+    The underscore makes dims without names accessible.
+    """
     model = MODEL.replace(
         "  w : l a\n", "  w : l a\n  dim h = 2, two = 2, k = 3\n  index l = (k two)\n  box : l 5 h 7\n"
     )
@@ -169,7 +175,7 @@ def test_the_most_special_class_speaks() -> None:
     assert said["w"] == "tra" and said["ice"] == "fro" and "buf" not in said
 
 
-def test_labels_are_looked_for_beside_the_entry_first() -> None:
+def test_labels_are_looked_for_next_to_the_entry_first() -> None:
     text = """ucpl 1
 model m {
   dim a = 4

@@ -1,4 +1,7 @@
-"""Names of what is used that are words elsewhere: a dim may be called x, and `value x * scale` says what it says everywhere."""
+"""Names inside a used model that are words elsewhere.
+
+A dim may be called x, and `value x * scale` keeps its usual meaning.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,10 @@ def both() -> Layout:
 
 
 def test_a_dim_called_x_is_the_models_own() -> None:
-    """Two models with one x each: the second one's was that of both."""
+    """Two models have one x each.
+
+    Earlier, the second model's x applied to both.
+    """
     found = both()
     assert {path: t.counts for path, t in found.tensors.items() if path.endswith("w")} == {
         "left.w": (3, 4), "right.w": (3, 2),
@@ -82,7 +88,10 @@ layout both() of two {
 
 
 def test_a_label_is_of_the_model_that_is_used() -> None:
-    """Not of the one around it, which has a tensor of that very name."""
+    """A label belongs to the used model.
+
+    The model around it has a tensor of the same name.
+    """
     found = resolve(load(("labels.ucpl", LABELS)), parse_call("both()"))
     assert {e.path: tuple(e.targets.values()) for e in found.entries} == {
         "left.qk.bias": ("left.q.bias", "left.k.bias"),
@@ -93,7 +102,7 @@ def test_a_label_is_of_the_model_that_is_used() -> None:
 
 
 def test_a_number_of_a_used_model_is_no_let_to_write() -> None:
-    """`let left.n = 2` is no statement: the remedy names what is one."""
+    """`let left.n = 2` is no statement: the remedy names a valid one."""
     text = LABELS.replace("layout inner()", "layout inner(size = 2)").replace(
         "use inner() as left", "use inner(size = left.n) as left"
     )

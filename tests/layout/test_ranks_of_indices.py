@@ -1,4 +1,4 @@
-"""Indices that are dealt under a condition, and layouts that are used on some ranks."""
+"""Indices dealt under a condition, and layouts used on some ranks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Every refusal of layouts, regions and graphs: its code, the place that it points at, and what it says.
+"""Every refusal of layouts, placements and plans: code, place and message.
 
-In the texts below, `⟦` stands right before the place that the first label must point at, and `⟧` before the second's.
+In the texts below, `⟦` is right before the place that the first label must point at, and `⟧` before the second's.
 """
 
 # A table of texts, one refusal a line:
@@ -23,7 +23,7 @@ from ucpl.texts import text_at
 
 
 def place_of(text: str, mark: str) -> tuple[int, int] | None:
-    """Line and column of a mark, as they are once all marks are gone."""
+    """Line and column of a mark after all marks are removed."""
     if mark not in text:
         return None
     before = text[: text.index(mark)].replace("⟦", "").replace("⟧", "")
@@ -49,7 +49,10 @@ def check(code: str, message: str, text: str, call: str, **more: Any) -> None:
 
 
 def text(model: str = "", layout: str = "", head: str = "x(dp)", top: str = "", mesh: str = "  mesh dp\n") -> str:
-    """A file of one model and one layout. The model has `w : a b` and a state unless it is given."""
+    """A file of one model and one layout.
+
+    The model has `w : a b` and a state unless it is given.
+    """
     model = model or "  dim a = 4, b = 3\n  dtype f32\n  w : a b\n  v : a\n  state s : f32\n"
     return f"ucpl 1\n{top}model m {{\n{model}}}\nlayout {head} of m {{\n{mesh}{layout}}}\n"
 
@@ -62,7 +65,7 @@ SCALED = "  dim a = 4, b = 3, a2 = 3, b2 = 2\n  dtype f32\n  w : a b\n  v : a\n 
 
 
 def blocks(*lines: str) -> str:
-    """A layout of a tensor in blocks of 3 x 2 and its scales."""
+    """A layout of a tensor in 3 x 2 blocks, with scales."""
     model = SCALED.replace("a2 = 3", "a2 = 2").format("a2 b2", "3, 2")
     return text(model=model, layout=FILE + "".join(f"  {line}\n" for line in lines))
 
@@ -363,7 +366,10 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_uses_that_multiply() -> None:
-    """Each model uses the one before twice: thirty of them would be a thousand million statements."""
+    """Each model uses the one before twice.
+
+    Thirty of them would be a thousand million statements.
+    """
     models = ["model m0 {\n  dim a = 2\n  w : a\n}\n"]
     models += [f"model m{i} {{\n  use m{i - 1}() as x\n  use m{i - 1}() as y\n}}\n" for i in range(1, 31)]
     body = "ucpl 1\n" + "".join(models) + "layout x() of m30 {\n}\n"

@@ -1,4 +1,4 @@
-"""What a resolved layout says: numbers and where they came from, what `extends` replaces, what stands under a prefix."""
+"""A resolved layout: numbers and their sources, `extends`, and prefixes."""
 
 from __future__ import annotations
 
@@ -250,7 +250,10 @@ def test_a_layout_of_any_model_written_out_means_the_same(call: str) -> None:
 
 
 def test_a_wildcard_speaks_of_what_another_entry_names_too() -> None:
-    """A cut that replaces an entry is told beside what the wildcard says of the tensor and of its second name."""
+    """A wildcard also applies to tensors that another entry names.
+
+    A replacing cut is reported with the wildcard's statements about the tensor and its second name.
+    """
     text = (
         "ucpl 1\nmodel m {\n  dim a = 4\n  w : a\n  v : a\n  alias t = w\n}\nlayout x(tp) of any {\n  mesh tp\n"
         '  file weights = torch "f.{tp}"\n  * = _ ... as "all.{name}"\n  * of alias = _ ... as "{alias}"\n'
@@ -296,11 +299,11 @@ def keys(found: Layout) -> dict[str, str]:
     return {e.path: render(e.storing.key, e.variables) for e in found.entries if e.storing.key is not None}
 
 
-def test_what_is_said_of_one_class_leaves_the_others_as_they_were() -> None:
+def test_a_statement_about_one_class_leaves_the_others_as_they_were() -> None:
     assert keys(layout("high(2)", STACKED)) == {"w": "w.2.5.8", "v": "instead", "ice": "high/ice", "buf": "low/buf"}
     assert keys(layout("low(2)", STACKED)) == {"w": "w.1.5.7", "v": "again", "ice": "low/ice", "buf": "low/buf"}
     assert keys(layout("high(2, 3)", STACKED))["w"] == "w.2.5.3"
-    # Two homes in the base are one here, and all else stands where it stood.
+    # Two homes in the base are one here, and all other entries keep their places.
     assert [e.path for e in layout("low(2)", STACKED).entries] == ["w", "v", "v", "ice", "buf"]
     assert [e.path for e in layout("high(2)", STACKED).entries] == ["w", "v", "ice", "buf"]
 
@@ -313,7 +316,7 @@ def test_only_the_layout_that_is_called_inherits() -> None:
     assert keys(layout("high(2)", STACKED, inherited=inherited))["w"] == "w.2.5.9"
 
 
-def test_a_number_that_is_said_again_is_closed_once() -> None:
+def test_a_number_that_is_repeated_is_closed_once() -> None:
     library = load(("stacked.ucpl", STACKED.replace("ucpl 1", "ucpl 1\nlet own = 9, apart = 3")))
     straight = resolve(library, parse_call("high(2)"))
     text = print_file(close(library, parse_call("high(2)")))
@@ -354,7 +357,7 @@ layout high(dp) of outer {
 """
 
 
-# Used twice, a mesh that has a name is said by each of them.
+# If a named mesh is used twice, each of the two uses names it.
 TWICE = USED.replace("  use inner() as in\n", "  use inner() as in\n  use inner() as more\n").replace(
     "  use low(dp) as in\n", '  use low(dp) as in\n  use low(dp) as more key "more.{key}"\n'
 )
@@ -373,7 +376,7 @@ def test_what_a_used_layout_says_again_is_closed_once(call: str, text: str) -> N
     assert homes[0] == homes[1]
 
 
-def test_imports_are_found_beside_the_file_and_among_the_shipped(tmp_path: Path) -> None:
+def test_imports_are_found_next_to_the_file_and_among_the_shipped(tmp_path: Path) -> None:
     (tmp_path / "one.ucpl").write_text(BASE)
     imports = 'ucpl 1\nfrom "one.ucpl" import m, base\nfrom "deepspeed.ucpl" import zero1\n'
     text = imports + "layout mine(dp) of m extends base(dp, 1) {\n}\n"
@@ -386,7 +389,7 @@ SHIPPED = ("zero1(dp = 2, round_robin = 0)", "zero3(dp = 2)", "universal()", "sa
 
 
 def leaves(value: object) -> Iterator[object]:
-    """What a record holds, in the end."""
+    """The leaves of a record."""
     kind: type = type(value)
     if attrs.has(kind):
         yield from (leaf for f in attrs.fields(kind) for leaf in leaves(getattr(value, f.name)))
@@ -400,7 +403,10 @@ def leaves(value: object) -> Iterator[object]:
 
 @pytest.mark.parametrize("call", ["base(2)", "derived(2)", *SHIPPED])
 def test_a_layout_is_data_and_prints(call: str) -> None:
-    """Numbers and names in records, and no name in a template's braces that only a scope could tell."""
+    """Records hold numbers and names only.
+
+    No template has a name in braces that needs a scope.
+    """
     library = load(("base.ucpl", BASE))
     model = parse(TRIAL).statements[0]
     assert isinstance(model, nodes.Model)

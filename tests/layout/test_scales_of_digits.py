@@ -1,4 +1,7 @@
-"""Cuts of a dim in blocks that is stored as its digits: the first digit may be cut, and the scale with it."""
+"""A dim in blocks that is stored as its digits.
+
+The first digit may be cut, and the scale with it.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ def test_what_is_cut_inside_blocks_or_otherwise_is_refused(w: str, s: str) -> No
 
 @pytest.mark.parametrize(("w", "s"), [("r g@tp k", "r g@tp"), ("r c@tp", "r g@tp")])
 def test_a_cut_that_leaves_a_remainder_is_no_cut_inside_a_block(w: str, s: str) -> None:
-    """It is told as what it is, where pieces are made."""
+    """The remainder is reported later, when pieces are made."""
     text = SPEC.format(w=w, s=s)
     layout = resolve(load(("spec.ucpl", text)), parse_call("x(tp = 3)"))
     with pytest.raises(UcplError) as caught:

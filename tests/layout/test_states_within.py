@@ -1,4 +1,4 @@
-"""State lines and lines that take back, in a layout that another one uses."""
+"""State lines and lines that take back, in a used layout."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ HERE = {("m", "m_00.pt", "x.m"), ("m", "m_10.pt", "x.m")}
     ],
 )
 def test_its_states_are_in_its_files_under_its_keys(line: str, keys: tuple[str, ...]) -> None:
-    """And `b = none` with `use ... at` is no line that says where nothing is stored."""
+    """`b = none` with `use ... at` declares no place without storage."""
     assert places(line) == WEIGHTS | HERE | {("m", "o_0.pt", key) for key in keys}
 
 
@@ -88,7 +88,7 @@ def test_its_states_are_in_its_files_under_its_keys(line: str, keys: tuple[str, 
         'group rest = all - own\n  state m of rest = like as "m"',
     ],
 )
-def test_states_of_the_whole_model_are_not_its_to_say(line: str) -> None:
+def test_states_of_the_full_model_are_not_its_to_declare(line: str) -> None:
     with pytest.raises(UcplError) as caught:
         places(line)
     found = caught.value.diagnostics[0]

@@ -1,4 +1,7 @@
-"""Closed templates: data that is numbers and the names a place gives, the same for one place and for columns of places."""
+"""Closed templates: numbers, and the names that a place provides.
+
+One place and a column of places give the same result.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +83,7 @@ def test_one_key_inside_another() -> None:
     assert len(key_steps(made)) == 4
 
 
-def test_columns_are_the_texts_and_what_stands_between_them() -> None:
+def test_columns_are_the_texts_and_what_is_between_them() -> None:
     rule = closed("a{tp:02}b{pp}", nodes.NOWHERE, SCOPE, PLACES)
     texts, holes = columns(rule)
     assert texts == ("a", "b", "")
@@ -112,7 +115,10 @@ def expressions() -> st.SearchStrategy[str]:
 
 @given(expressions(), st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=6))
 def test_columns_give_what_each_place_gives(text: str, places: list[tuple[int, int]]) -> None:
-    """A column is refused where one of its numbers is; else each element is what that place alone gives."""
+    """A column is refused if one of its numbers is refused.
+
+    Otherwise each element equals the result of that place alone.
+    """
     expr = parse_expr(text)
     table = np.array(places, dtype=np.int64)
     try:
@@ -129,7 +135,7 @@ def test_columns_give_what_each_place_gives(text: str, places: list[tuple[int, i
     try:
         found = np.broadcast_to(np.asarray(evaluate(expr, {"a": table[:, 0], "b": table[:, 1]})), len(places))
     except UcplError:
-        # `and` and `or` stop at the first place alone; a column goes on where any of its numbers does.
+        # `and` and `or` stop early at one place alone; a column continues if any of its numbers does.
         assert " and " in text or " or " in text
         return
     assert found.tolist() == alone

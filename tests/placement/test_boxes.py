@@ -52,7 +52,10 @@ def test_clip_keeps_the_elements_of_an_interval_and_no_other(rows: list[Any]) ->
 
 @st.composite
 def boxes(draw: Any) -> list[Any]:
-    """Boxes of three groups; along some dims all of them are one index wide, or two at most."""
+    """Boxes of three groups.
+
+    Along some dims all of them are one index wide, or two at most.
+    """
     widest = draw(st.lists(st.integers(1, 3), min_size=2, max_size=2))
     sides = st.tuples(*(st.tuples(st.integers(0, 4), st.integers(1, n)) for n in widest))
     rows: list[Any] = draw(st.lists(st.tuples(st.integers(0, 2), sides), max_size=9))
@@ -97,7 +100,10 @@ def test_subtract_leaves_what_no_other_box_has(rows: list[Any]) -> None:
 
 
 def test_positions_and_keys_beyond_what_a_whole_number_holds_are_ranked() -> None:
-    """Many groups, and places far apart: their product would not fit into 64 bits."""
+    """Many groups at distant places.
+
+    The product of the numbers would not fit into 64 bits.
+    """
     far = 1 << 40
     group = np.array([0, 1 << 21, 1 << 21, 1 << 21])
     low = np.array([[0, 0], [5 * far, 0], [6 * far - 1, 7], [7 * far, far]])

@@ -1,4 +1,4 @@
-"""The tree of cells, held against the list that it stands for."""
+"""The tree of cells, compared with the list that it represents."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_trim_takes_away_the_padding_at_the_end(tree: Cells) -> None:
 
 
 @given(trees("abc"))
-def test_pieces_are_the_cells_where_they_lie(tree: Cells) -> None:
+def test_pieces_are_the_cells_at_their_places(tree: Cells) -> None:
     want = listed(tree)
     got: list[Any] = [PAD] * len(want)
     for piece in pieces_of(tree):

@@ -1,4 +1,7 @@
-"""Flat buffers have two ways to be worked out: arrays for chains of wrappers, the tree of cells for anything. They agree."""
+"""Flat buffers are computed in two ways with the same result.
+
+Chains of wrappers use arrays; everything else uses the tree of cells.
+"""
 
 from __future__ import annotations
 

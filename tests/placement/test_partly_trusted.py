@@ -1,4 +1,7 @@
-"""`any @tp` of a pattern that tp cuts in some terms: the others are copies along tp and trusted, the cut ones are not."""
+"""`any @tp` of a pattern that tp cuts in some terms.
+
+The uncut terms are copies along tp and trusted; the cut ones are not.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ layout y() of m {{
   {target}
 }}
 """
-CUT, COPIED = 0, 2  # positions in what a rank has: two elements that are its own along tp, then two that all of tp have
+CUT, COPIED = 0, 2  # positions on a rank: first two elements of its own along tp, then two that all of tp have
 CHANGES = [
     ((0, 0), CUT, "E613"),
     ((1, 0), CUT, "E613"),

@@ -1,4 +1,7 @@
-"""Placements worked out with a pencil: what lies where, position by position. The oracle says the same of any other text."""
+"""Placements computed by hand, position by position.
+
+The oracle checks any other text.
+"""
 
 from __future__ import annotations
 
@@ -84,8 +87,11 @@ def test_a_flat_holds_its_members_end_to_end(body: str, ways: int, wanted: dict[
     assert lies(located(body, f"x(dp = {ways})"), "s") == wanted
 
 
-def test_a_tensor_stands_in_a_flat_once_where_its_homes_share_a_part() -> None:
-    """The first home has half of v on each rank, the second all of it: the second is no member, on either rank."""
+def test_a_tensor_is_in_a_flat_once_where_its_homes_share_a_part() -> None:
+    """The second home is no member, on either rank.
+
+    The first home has half of v on each rank, the second all of it.
+    """
     body = (
         'layout x(dp) of m {\n  mesh dp\n  file weights = torch "w{dp}"\n  file optim = torch "{dp}"\n'
         '  v = a@dp as "v"\n  v = a as "all"\n  w = none\n  u = none\n'
@@ -96,7 +102,10 @@ def test_a_tensor_stands_in_a_flat_once_where_its_homes_share_a_part() -> None:
 
 @pytest.mark.parametrize("other", ["a[..4]", "a[0..]", "a[0, 1, 2, 3]", "a[not 0..0]"])
 def test_entries_of_the_same_values_are_one_loop_body_however_they_are_written(other: str) -> None:
-    """Layer by layer, as `a` and `a` would be; other values are a loop of their own."""
+    """Layer by layer, as for `a` and `a`.
+
+    Entries of other values are a loop of their own.
+    """
     body = (
         'layout x() of m {{\n  file weights = torch "w"\n  file optim = torch "o"\n'
         '  w[a] = b as "w{{a}}"\n  v[{}] = () as "v{{a}}"\n  u = none\n'
@@ -108,7 +117,10 @@ def test_entries_of_the_same_values_are_one_loop_body_however_they_are_written(o
 
 
 def test_members_that_are_cut_over_an_axis_are_cut_over_it_once_more() -> None:
-    """Each rank has a flat of its own, of one length with the other's, and keeps another window of it."""
+    """Each rank has its own flat and keeps another window of it.
+
+    The flats of both ranks have one length.
+    """
     body = (
         'layout x(dp) of m {\n  mesh dp\n  file weights = torch "w"\n  file optim = torch "{dp}"\n'
         '  w = a@dp b as "w{dp}"\n  v = a@dp as "v{dp}"\n  group all = w, v\n'
@@ -118,7 +130,10 @@ def test_members_that_are_cut_over_an_axis_are_cut_over_it_once_more() -> None:
 
 
 def test_ranks_whose_members_lie_alike_hold_their_own_elements_and_others_are_not_taken_for_alike() -> None:
-    """Flats of one length, cut alike: rows of w on the first two ranks, and on the third what it holds lies transposed."""
+    """Flats of one length with the same cuts.
+
+    The first two ranks hold rows of w. The third rank stores its part transposed.
+    """
     body = (
         'layout x(tp, dp) of m {\n  mesh tp dp\n  file weights = torch "w{tp}"\n  file optim = torch "{tp}-{dp}"\n'
         '  w = a[..2] b as "w" at tp[0]\n  w = a[2..4] b as "w" at tp[1]\n  w = b a[4..] as "w" at tp[2]\n'
@@ -132,7 +147,7 @@ def test_ranks_whose_members_lie_alike_hold_their_own_elements_and_others_are_no
     }  # fmt: skip
 
 
-def test_padding_is_counted_where_it_lies() -> None:
+def test_padding_is_counted_at_its_place() -> None:
     padding = {
         (home.file, part.state): home.padding
         for part in located(flat("pad(flat(pad(each, 5)), 8)@dp"), "x(dp = 2)").parts
@@ -142,7 +157,7 @@ def test_padding_is_counted_where_it_lies() -> None:
     assert padding == {("w", "weight"): 0, ("0", "s"): 3, ("1", "s"): 16 - 3 - 3}
 
 
-def test_parts_of_a_dim_lie_where_its_range_begins() -> None:
+def test_parts_of_a_dim_are_at_the_start_of_its_range() -> None:
     body = (
         'layout x(tp) of m {\n  mesh tp\n  file weights = torch "{tp}"\n  w = (a[2..]@tp + a[..2]) b as "w"\n'
         '  v = a[1..] as "rest"\n  v = a[..1] as "first"\n  u = none\n}\n'
@@ -153,7 +168,7 @@ def test_parts_of_a_dim_lie_where_its_range_begins() -> None:
     assert found["0 rest"] == "v1 v2 v3" and found["0 first"] == "v0"
 
 
-def test_digits_of_a_dim_may_lie_in_any_order() -> None:
+def test_digits_of_a_dim_may_be_in_any_order() -> None:
     model = "dim i = 2, j = 3, k = 2, a = 12\n  index a = (i j k)\n  v : a"
     tail = '  file weights = torch "f"\n  v = {} as "v"\n}}\n'
     found = {
@@ -174,8 +189,11 @@ def test_digits_of_a_dim_may_lie_in_any_order() -> None:
         assert cells == " ".join(want), pattern
 
 
-def test_a_digit_that_is_cut_and_lies_innermost_begins_where_its_rank_does() -> None:
-    """a = (i j), stored (j i) and cut over i: rank 1 has the indices 3, 4 and 5."""
+def test_a_digit_that_is_cut_and_innermost_begins_where_its_rank_does() -> None:
+    """Rank 1 has the indices 3, 4 and 5.
+
+    The dim is `a = (i j)`, stored `(j i)` and cut over i.
+    """
     body = 'layout x(tp) of m {\n  mesh tp\n  file weights = torch "{tp}"\n  v = (j i@tp) as "v"\n}\n'
     found = lies(located(body, "x(tp = 2)", "dim i = 2, j = 3, a = 6\n  index a = (i j)\n  v : a"))
     assert found == {"0 v": "v0 v1 v2", "1 v": "v3 v4 v5"}
@@ -199,7 +217,7 @@ def test_every_other_layer_has_the_tensor() -> None:
     }  # fmt: skip
 
 
-# ---- what a store is told ----------------------------------------------------------------------------------------------
+# ---- input of a store --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""No two stored tensors have one place, however the names say it; and the same tensor told twice is one."""
+"""No two stored tensors share one place, in any notation.
+
+Two statements of the same tensor give one tensor.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ def taken(*given: str) -> str:
 REST = ('v = a as "v"', 'u = a as "u"')
 
 
-def test_pieces_of_one_tensor_that_no_name_tells_apart() -> None:
+def test_pieces_of_one_tensor_that_no_name_distinguishes() -> None:
     assert "v of f.pt" in taken("f.pt", 'w[l] = a as "w.{l}"', 'v = a@tp as "v"', 'u = a as "u"')
 
 
@@ -46,7 +49,7 @@ def test_pieces_of_one_tensor_that_no_name_tells_apart() -> None:
         (('* = ... as "w"',), 'the line is for v and w: name the tensor in the key, as in "{name}"', ("{name}",)),
     ],
 )  # fmt: skip
-def test_what_to_write_hangs_on_how_the_two_differ(
+def test_what_to_write_depends_on_how_the_two_differ(
     lines: tuple[str, ...], remedy: str, mended: tuple[str, ...]
 ) -> None:
     assert remedy in taken("f.pt", *lines)
@@ -68,7 +71,10 @@ def test_a_layer_of_one_line_and_a_name_of_another() -> None:
 
 
 def test_numbers_that_only_look_alike_are_no_clash() -> None:
-    """A layer's number and a literal one; a step of the key and a part of one; another file."""
+    """Similar numbers in different roles.
+
+    They are a layer's number and a literal one, a step of the key and a part of one, and another file.
+    """
     found = located("{pp}.pt", 'w[l] = a as "w.{l}"', 'v = a as "w.7"', 'u = a as "w/2"')
     places = {(h.file, h.key) for p in found.parts for h in p.homes}
     assert len(places) == sum(len(p.homes) for p in found.parts) == 4 + 2 + 2
@@ -76,7 +82,10 @@ def test_numbers_that_only_look_alike_are_no_clash() -> None:
 
 
 def test_digits_that_are_put_together_or_filled_up_are_a_text() -> None:
-    """A position is one number as it is written; `00` would be read as 0, and `01` as 1."""
+    """A position is one number in its written form.
+
+    `00` would be read as 0, and `01` as 1.
+    """
     found = located("f", 'w[l] = a as "w/{l + 8:02}"', 'v = a as "v/{pp}{tp}"', 'u = a@pp as "u/{pp * 10}"')
     keys = {p.label: [h.key for h in p.homes] for p in found.parts}
     assert keys["v"] == [("v", "00"), ("v", "01"), ("v", "10"), ("v", "11")]
@@ -87,8 +96,11 @@ def test_digits_that_are_put_together_or_filled_up_are_a_text() -> None:
     assert (keys["w"], keys["v"], keys["u"]) == ([("w", n) for n in range(4)], [("v", "007")], [("u", 7)])
 
 
-def test_ranks_that_share_a_file_tell_of_one_tensor() -> None:
-    """Three ranks in one file: what all hold whole is one stored tensor, and it is the first rank's."""
+def test_ranks_that_share_a_file_give_one_tensor() -> None:
+    """Three ranks share one file.
+
+    A tensor that all of them hold completely is one stored tensor of the first rank.
+    """
     found = located("node_{min(rank, 1)}.pt", 'w[l] = a as "w.{l}"', *REST)
     (v,) = (p for p in found.parts if p.label == "v")
     assert [(h.file, h.rank) for h in v.homes] == [("node_0.pt", 0), ("node_1.pt", 1)]

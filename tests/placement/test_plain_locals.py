@@ -1,4 +1,7 @@
-"""Many coordinates at once, and one by one through the tree of cells: the same boxes."""
+"""Many coordinates together give the same boxes as one by one.
+
+One by one, the boxes come from the tree of cells.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def placer_of(shape: str, call: str) -> EntryPlacer:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_many_coordinates_at_once_are_as_each_by_itself(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_coordinates_at_once_are_as_each_alone(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     placer = placer_of(shape, "x(dp = 6, tp = 2)")
     degrees = [placer.degrees[a] for a in placer.shape_axes]
     every = [tuple(int(i) for i in at) for at in np.ndindex(*degrees)]

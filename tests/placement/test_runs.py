@@ -1,4 +1,4 @@
-"""Choices of bracketed indices told as boxes: all of them, in their order, and no other."""
+"""Choices of bracketed indices as boxes: exactly all, in their order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ Positions = list[tuple[int, ...]]
 
 
 def told(positions: Positions) -> tuple[list[ChoiceRun], list[tuple[int, tuple[int, ...]]]]:
-    """The runs, and each element of their boxes as (number of its choice, position)."""
+    """The runs, and each element of their boxes.
+
+    An element is (number of its choice, position).
+    """
     runs = list(runs_of(np.array(positions, dtype=np.int64)))
     return runs, sorted(
         (run.first + sum((i - low) * step for i, low, step in zip(index, run.low, run.step, strict=True)), index)
@@ -40,7 +43,7 @@ def test_runs_are_the_choices_and_nothing_else(positions: Positions) -> None:
         # Layers 4 to 6, experts 0 and 1 of each: one box, whichever of both runs fastest.
         ([(4, 0), (4, 1), (5, 0), (5, 1), (6, 0), (6, 1)], 1),
         ([(4, 0), (5, 0), (6, 0), (4, 1), (5, 1), (6, 1)], 1),
-        # The same without its last one or two: what counts up by one is a run, the box around them is none.
+        # The same without its last one or two: indices that count up by one are a run, the box around them is none.
         ([(4, 0), (4, 1), (5, 0), (5, 1), (6, 0)], 3),
         ([(0, 0), (0, 1), (1, 0)], 2),
         ([(0,), (1,), (3,)], 2),

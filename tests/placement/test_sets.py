@@ -1,4 +1,7 @@
-"""Layers of several kinds: sets of indices in a model and in brackets, how many boxes they are, and how they are counted."""
+"""Layers of several kinds: sets of indices in models and brackets.
+
+The tests count their boxes and elements.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def test_layers_of_one_kind_one_by_one_are_as_many_boxes_as_neighbours() -> None
     assert boxes(placed('  w : l[where(kinds, "b")] h\n', entry)) == boxes(placed("  w : l[..20] h\n", entry))
 
 
-def test_a_cut_is_of_the_whole_dim_and_each_rank_has_the_layers_that_there_are() -> None:
+def test_a_cut_is_of_the_full_dim_and_each_rank_has_the_layers_that_there_are() -> None:
     shown = cells(placed("  w : l[1, 29, 30, 59]\n", '  w = l@pp as "w"\n'))
     assert shown.split() == ["0", "w", "w1", "w29", "1", "w", "w30", "w59"]
 
@@ -45,8 +48,8 @@ def test_a_layer_is_counted_among_all_that_its_rank_has() -> None:
     assert again.split() == ["1", "30.0", "w30", "1", "35.5", "w35"]
 
 
-def test_brackets_leave_of_what_is_dealt_what_lies_in_them() -> None:
-    """Interleaved: what a rank has of an index is no run."""
+def test_brackets_keep_the_dealt_indices_that_are_in_them() -> None:
+    """Interleaved: a rank's part of an index is no run."""
     rule = "  dim lap = 3, stage = pp\n  index l = (lap stage@pp slot)\n"
     shown = cells(
         placed("  w : l\n", rule + '  w[l[9, 10, 20]] = () as "{l.local}"\n  w[l[not 9, 10, 20]] = () as "o{l}"\n')
@@ -90,7 +93,10 @@ def test_a_group_has_the_layers_in_its_brackets_and_no_others() -> None:
 
 
 def test_layers_of_a_buffer_are_in_the_order_of_their_index_whatever_is_declared_first() -> None:
-    """A module's parameters go layer by layer: what the first line has is in later layers here."""
+    """A module's parameters are ordered by layer.
+
+    The tensor of the first line is in later layers here.
+    """
     text = (
         "ucpl 1\nmodel m {\n  dim l = 4, h = 2\n  a : l[1, 3] h\n  b : l[0, 2]\n  state m : f32\n}\nlayout x() of m {\n"
         '  file weights = torch "f"\n  a[l] = h\n  b[l] = ()\n  group * = model\n  state m of * = flat(each) as "x"\n}\n'

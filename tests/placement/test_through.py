@@ -1,4 +1,7 @@
-"""Boxes of a fused tensor, taken apart into those of its logical tensors. NumPy makes the fused tensor by itself."""
+"""Boxes of a fused tensor, split into those of its logical tensors.
+
+NumPy makes the fused tensor independently.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ Sizes = tuple[int, int, int, int]
 def fused(
     sizes: Sizes,
 ) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.int64]], list[tuple[str, Piece]], dict[str, object]]:
-    """Query, key and value of g groups in one matrix, and what each has in it."""
+    """Query, key and value of g groups in one matrix.
+
+    Also the elements that each of them has in it.
+    """
     g, r, d, h = sizes
     q = np.arange(g * r * d * h).reshape(g, r, d, h)
     k, v = (np.arange(g * d * h).reshape(g, d, h) + first for first in (10_000, 20_000))
@@ -57,6 +63,6 @@ def test_a_matrix_that_is_stored_turned() -> None:
     """Conv1D keeps inputs first: the same elements, the other way round."""
     logical = np.arange(12).reshape(3, 4)
     piece = piece_of((4, 3), (0, 0), (3, 4), 0, (1, 3))
-    (box,) = through(piece, (1, 0), (3, 3), 0, (3, 1))  # rows 1 and 2 of what is stored: columns 1 and 2
+    (box,) = through(piece, (1, 0), (3, 3), 0, (3, 1))  # rows 1 and 2 of the stored tensor: columns 1 and 2
     assert (box.low, box.high, box.offset, box.stride) == ((0, 1), (3, 3), 0, (1, 3))
     assert [int(logical[i, 1 + j]) for j in range(2) for i in range(3)] == logical.T[1:3].reshape(-1).tolist()
