@@ -26,7 +26,7 @@ __all__ = ["begins", "dealt", "demand_experts"]
 Asked = Mapping[str, tuple[str, str | None]]  # tensor -> (the text that says it, the group that it names)
 
 # States that torch.optim's optimizers begin at 0. What is in no list is asked for.
-ZERO = frozenset(
+FROM_ZERO = frozenset(
     {
         "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg", "acc_delta",
     }
@@ -176,7 +176,7 @@ def begins(source: Side, target: Layout, trained: frozenset[str]) -> tuple[Filli
             value = _number(source, target, state.name, names)
             if value is None:
                 continue
-        elif state.name not in ZERO:
+        elif state.name not in FROM_ZERO:
             continue  # what it begins with is not known: what lacks it is refused, with the line to write
         out.append(Filling(f"--train: {state.name}", (-1, 0, 0), names, {}, frozenset({state.name}), value))
     return tuple(out)

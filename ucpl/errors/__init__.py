@@ -1,7 +1,7 @@
 """Errors as values: a stable code, places, a reason and a remedy.
 
 Every room raises `UcplError`; only `cli` prints it and turns it into an exit status. The catalogue of codes is data
-(`catalogue/*.toml`, one file a room), which `ucpl explain` prints and `make docs` puts into the site.
+(`catalogue/*.toml`, one file for each subject), which `ucpl explain` prints and `make docs` puts into the site.
 """
 
 from __future__ import annotations

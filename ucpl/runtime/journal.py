@@ -1,7 +1,7 @@
 """Journal: a header that identifies the run, then finished tiles.
 
-header   one line of JSON (identity of the run: digests of plan, layout and source, sizes of tiles, its mark), "\
-" record   48 bytes: kind, file, index or position, bytes, xxh3-64 of the tile, CRC-32, CRC-32 of the record
+header   one line of JSON (identity of the run: digests of plan, layout and source, sizes of tiles, its mark), one newline
+record   48 bytes: kind, file, index or position, bytes, xxh3-64 of the tile, CRC-32, CRC-32 of the record
 
 Runs of the source that were read are recorded, too. If one record covers several runs, the place of the xxh3 holds
 their number and their distance.
