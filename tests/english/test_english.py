@@ -95,10 +95,10 @@ def test_a_count_only_falls_and_a_new_file_is_clean() -> None:
     assert new.startswith("ucpl/a/z.py")
 
 
-def test_the_glossary_names_sixty_words_and_their_code() -> None:
+def test_the_glossary_names_some_sixty_words_and_their_code() -> None:
     text = (ROOT / "docs" / "GLOSSARY.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([a-z][\w -]*) \| (.+) \| `([\w.]+)` \|$", text, re.MULTILINE)
-    assert len(rows) == len({word for word, _, _ in rows}) == 60
+    assert 60 <= len(rows) == len({word for word, _, _ in rows}) <= 70
     missing = [f"{word}: {name}" for word, _, name in rows if not _is_there(name)]
     assert missing == []
     assert [finding for _, meaning, _ in rows for finding in check_text(meaning)] == []
