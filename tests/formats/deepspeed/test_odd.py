@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import ucpl
 from tests.cli.command import good
@@ -160,6 +161,24 @@ def test_states_without_a_place_in_a_universal_folder_are_named(tmp_path: Path) 
     for name, kept in truth_of("states_z1")["params"].items():
         found = torch.load(root / "zero" / name / "fp32.pt", weights_only=True)["param"]
         assert same(found, kept["master"])
+
+
+def test_dcp_has_states_with_a_dot_in_their_name(tmp_path: Path) -> None:
+    good("convert", ODD / "states_z1", tmp_path / "dcp", "--to", "dcp(fsdp=2)")
+    good("compare", ODD / "states_z1", tmp_path / "dcp")
+    dcp_to_torch_save(tmp_path / "dcp", tmp_path / "one.pt")
+    states = torch.load(tmp_path / "one.pt", weights_only=True)["optim"]["state"]
+    truth = truth_of("states_z1")["params"]
+    assert set(states) == set(truth)
+    for name, kept in truth.items():
+        assert same(states[name]["optimizer.fp32"], kept["state"]["fp32"])
+        assert same(states[name]["optimizer.weight"], kept["state"]["weight"])
+        assert states[name]["history"] == [1, 2.5] and states[name]["none"] is None
+    said = command("convert", ODD / "states_z1", tmp_path / "flat", "--to", "dcp(fsdp=2, flat=1)").err
+    assert "E471" in said and "--drop optimizer.weight --drop optimizer.fp32" in said
+    drops = ("--drop", "optimizer.weight", "--drop", "optimizer.fp32")
+    good("convert", ODD / "states_z1", tmp_path / "flat", "--to", "dcp(fsdp=2, flat=1)", *drops)
+    good("verify", tmp_path / "flat")
 
 
 # ---- values in two places, or in none

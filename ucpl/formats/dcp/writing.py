@@ -89,8 +89,12 @@ class DCPWriter:
     places: list[tuple[str, Call, Call]] = field(factory=list)  # storage_data, by name
     paths: dict[str, tuple[Step, ...]] = field(factory=dict)  # planner_data
     lying: dict[Lying, Extent] = field(init=False)  # carried tensors, by their place in the source
+    owners: frozenset[str] = field(init=False)  # names of the model's tensors
 
     def __attrs_post_init__(self) -> None:
+        self.owners = frozenset(
+            (*(t.name for t in self.structure.tensors), *empty_tensors(self.source.state, self.source.root))
+        )
         self.lying = by_place(self.source.carried_extents.values())
 
     @property
@@ -163,8 +167,9 @@ class DCPWriter:
     def demand_names(self) -> None:
         """Check the names of two folders: their loaders look for fixed names.
 
-        Raises: UcplError E486.
+        Raises: UcplError E471, E486.
         """
+        self.demand_states()
         has_states = any(target.state != "weight" for target in self.targets)
         names = self.prefix, self.states if has_states else _APART[1]
         if self.is_apart and (names != _APART or (has_states and self.is_flat)):
@@ -174,6 +179,18 @@ class DCPWriter:
                 f" and the target's are `{names[0]}` and `{names[1]}`" + ", flattened" * self.is_flat,
                 Label(str(self.source.root)),
                 remedy="leave prefix, states and flat of dcp(...) out",
+            )
+
+    def demand_states(self) -> None:
+        """Check that flat names show where a parameter's name ends. Raises: UcplError E471."""
+        held = (*(s for t in self.structure.tensors for s in t.states), *self.source.state.scalars)
+        dotted = [state for state in dict.fromkeys(held) if "." in state] if self.is_flat else []
+        if dotted:
+            fail(
+                "E471",
+                f"a flattened optimizer has no place for states with a dot in their name: {', '.join(dotted)}",
+                Label(str(self.source.root)),
+                remedy=f"leave them out: {' '.join(f'--drop {state}' for state in dotted)}; or dcp(...) without flat",
             )
 
     def metadatas(self) -> list[str]:
@@ -199,7 +216,7 @@ class DCPWriter:
             (self.states, wrapped.optimizer),
             (f"{top}param_groups.", wrapped.optimizer),
         ):
-            owner, _, key = name.removeprefix(begin).rpartition(".")
+            owner, key = self.owned(name.removeprefix(begin))
             if names and name.startswith(begin) and owner in names:
                 return f"{begin}{names[owner]}.{key}", owner, names[owner]
         owner = name.removeprefix(self.prefix)
@@ -258,11 +275,20 @@ class DCPWriter:
         A tensor's name is one step, with its dots.
         """
         if name.startswith(self.states):
-            owner, _, state = name.removeprefix(self.states).rpartition(".")
+            owner, state = self.owned(name.removeprefix(self.states))
             steps = self.within("state", owner, state)
         else:
             steps = (*_split(self.prefix), name.removeprefix(self.prefix))
         return steps if ".".join(map(str, steps)) == name else (name,)
+
+    def owned(self, text: str) -> tuple[str, str]:
+        """Split a parameter's name and a state's: both can have dots."""
+        at = len(text)
+        while (at := text.rfind(".", 0, at)) > 0:
+            if text[:at] in self.owners:
+                return text[:at], text[at + 1 :]
+        owner, _, state = text.rpartition(".")
+        return owner, state
 
     def within(self, *steps: Step) -> tuple[Step, ...]:
         """The path in the optimizer's dict: one key if flat."""

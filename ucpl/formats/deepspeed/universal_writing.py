@@ -71,7 +71,7 @@ def _reject_experts(source: Checkpoint) -> None:
 
 
 def _reject_states(structure: Structure, source: Checkpoint) -> None:
-    """Reject states that the loader cannot read from a file of their own.
+    """Reject states that the loader cannot read.
 
     It requests a tensor of the parameter's shape, and takes the state's name from the file.
     """
