@@ -124,7 +124,7 @@ def _with_parallel(checkpoint: Checkpoint, parallel: ParallelFacts) -> Checkpoin
 
 
 def _weighed(checkpoint: Checkpoint, names: frozenset[str], sign: int) -> Checkpoint:
-    """Add parameters to the trained elements of a pipeline's layers, or subtract them."""
+    """Add or subtract parameters in the trained elements of a pipeline's layers."""
     pipeline = checkpoint.state.parallel.pipeline
     if pipeline is None or not names:
         return checkpoint
@@ -161,9 +161,9 @@ def shortened(checkpoint: Checkpoint | None, gone: Gone) -> tuple[str, ...]:
 
 
 def _by_group(checkpoint: Checkpoint, gone: Gone) -> tuple[object, list[str]]:
-    """A schedule with the places of the target's groups, and the names of its lists.
+    """A schedule with places for the target's groups.
 
-    Places of dropped groups are removed; new groups get places.
+    Places of dropped groups are removed; new groups get places. Also returns the names of the schedule's lists.
     """
     held = checkpoint.state.blobs.get("lr_scheduler")
     if not isinstance(held, dict):
@@ -180,9 +180,9 @@ def _by_group(checkpoint: Checkpoint, gone: Gone) -> tuple[object, list[str]]:
 
 
 def demand_layers(checkpoint: Checkpoint | None, gone: Gone, is_pipeline: bool) -> None:
-    """Reject a pipeline that loses all tensors of a layer: its layers have numbers.
+    """Reject a pipeline that loses all tensors of a layer.
 
-    Raises: UcplError E328.
+    Its layers have numbers without gaps. Raises: UcplError E328.
     """
     pipeline = checkpoint.state.parallel.pipeline if checkpoint is not None else None
     for layer in pipeline.layers if pipeline is not None and is_pipeline and gone else ():

@@ -1,4 +1,4 @@
-"""Tensor names of a Hugging Face target, as its loader looks for them.
+"""Tensor names that the loader of a Hugging Face target needs.
 
 The prefix of a wrapper is removed if all names have it, and config.json's class has the names without it. Without
 transformers, only prefixes that wrappers are known to add are removed. The plan reports removed prefixes. An adapter of PEFT

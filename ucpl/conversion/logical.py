@@ -1,4 +1,4 @@
-"""From a placement over a dialect's names to one over its logical tensors."""
+"""Turns a placement over a dialect's names into one over logical tensors."""
 
 from __future__ import annotations
 

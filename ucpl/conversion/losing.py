@@ -1,6 +1,6 @@
-"""Lost and replayed bytes of a snapshot, by tensor, before any is read.
+"""Lost and replayed bytes of a snapshot, by tensor.
 
-Lost bytes were on failed domains; parity rebuilds them. Replayed bytes are computed from saved gradients.
+They are known before any byte is read. Lost bytes were on failed domains; parity rebuilds them. Replayed bytes are computed from saved gradients.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _within(extent: Extent, spans: list[tuple[int, int, int]]) -> Iterator[tuple
 
 
 def _span(extent: Extent) -> tuple[int, int]:
-    """The byte range of a tensor in its file; the end is exclusive."""
+    """The byte range of a tensor in its file, without the end."""
     size = STORED[extent.dtype].itemsize
     low = extent.storage_start + extent.offset * size
     if 0 in extent.shape:

@@ -23,7 +23,7 @@ CONFIG, ADAPTER = "config.json", "adapter_config.json"
 
 
 def with_model_files(source: Side, target: Side) -> Side:
-    """The source with the small files that a loader of the target needs.
+    """The source with the small files for a loader of the target.
 
     Files of --config replace those of the source. All files of its folder that describe the model are copied: config.json, the
     tokenizer, code.

@@ -1,4 +1,7 @@
-"""Both sides of a plan that say what they call the tensors of one model, and the order that a target's files follow."""
+"""Both sides of a plan with different tensor names for one model.
+
+Each side names its dialect after `of`. The module also finds the order of the tensors in a target's files.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,15 @@ if TYPE_CHECKING:
 __all__ = ["named_sides"]
 
 _LAYER = re.compile(r"\.layers\.\d+\.")
-# How a source cut what it called by its own names says nothing of tensors that have others.
+# Settings of cuts and ranks; they refer to the source's own names, and are not inherited by other names.
 _OF_RANKS = frozenset({"tp", "pp", "ep", "vpp", "optimizer", "shaped", "tp_rule"})
 
 
 def tensors_of(checkpoint: Checkpoint, names: Names) -> tuple[NamedTensor, ...]:
-    """The target's tensors: shapes of its dialect, dtypes, kinds and states of those of the source that they are made of."""
+    """The target's tensors.
+
+    Shapes come from its dialect; dtypes, kinds and states from the source's tensors.
+    """
     held = {t.name: t for t in checkpoint.state.tensors}
     return tuple(
         evolve(held[names.made[name][0]], name=name, shape=named.shape) for name, named in names.target.named.items()
@@ -36,7 +42,7 @@ def tensors_of(checkpoint: Checkpoint, names: Names) -> tuple[NamedTensor, ...]:
 
 
 def as_named(source: Side, names: Names) -> Side:
-    """The source as a target's layout is made of it: whole tensors under the target's names."""
+    """The source with unpartitioned tensors under the target's names, for its layout."""
     from ucpl.inference.infer import model_of, state_dtypes
 
     assert source.checkpoint is not None
@@ -49,7 +55,10 @@ def as_named(source: Side, names: Names) -> Side:
 
 
 def _by_modules(names: Names, target: Called, of: Format) -> Names | None:
-    """In the order of the format's own modules, where it has any. Raises: UcplError E335 for stacks where it needs modules."""
+    """Names in the order of the format's own modules.
+
+    None: the format has no modules. Raises: UcplError E335 for stacked layers if the format needs modules.
+    """
     named = names.target.named
     order = of.registered(tuple(named))
     if order is None:
@@ -68,9 +77,10 @@ def _by_modules(names: Names, target: Called, of: Format) -> Names | None:
 
 
 def _as_registered(names: Names, target: Called, config: Config | None, checkpoint: Checkpoint) -> Names:
-    """The target's names in the order in which its class registers parameters, with second names, where that matters.
+    """The target's names in the registration order of its class, with aliases.
 
-    Raises: UcplError E335 where no class says it, E396 where the class cannot be asked.
+    The order changes only for a format that depends on it. Raises: UcplError E335 if no class gives the order, E396 if the class
+    cannot be loaded.
     """
     from ucpl.inference.hf.networks import network_of
 
@@ -108,7 +118,10 @@ def named_sides(
     said: tuple[str | None, str | None],
     given: Given,
 ) -> tuple[Side, Side, Names]:
-    """Both sides of a plan whose names are said. Raises: UcplError E335 to E337."""
+    """Both sides of a plan with a dialect each.
+
+    Raises: UcplError E335 to E337.
+    """
     mine, other = said
     if mine is None or other is None or checkpoint is None:
         there = "the source" if mine is None else "the target"

@@ -1,4 +1,4 @@
-"""A checkpoint's headers, by what it says of itself, by the layout it carries, or by one that the caller gives."""
+"""Opens checkpoints: headers by their metadata, a stored or a given layout."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ __all__ = ["infer", "load_plan", "open_alike", "open_checkpoint", "open_for", "o
 
 
 def open_checkpoint(path: str | Path, layout: Called | None = None, given: Given | None = None) -> Checkpoint:
-    """A checkpoint's headers. What no framework describes, a layout of framework torch() does.
+    """Read a checkpoint's headers.
 
-    Raises: UcplError, exit 3.
+    A layout of framework torch() describes files of no other framework. Raises: UcplError, exit 3.
     """
     asked = given or Given()
     with owned_scope() as mine, skipping(optimizer=asked.weights_alone, states=asked.skipped) as skipped:
@@ -55,7 +55,7 @@ def open_checkpoint(path: str | Path, layout: Called | None = None, given: Given
 
 
 def _not_read(skipped: Skipped, given: Given) -> Iterator[NotRead]:
-    """What was skipped, with what asks for it."""
+    """Skipped tensors and values, with the reasons."""
     for name, kind in skipped.met.items():
         why = given.why_skipped or ("left out by --weights-alone" if given.weights_alone else "dropped by name")
         yield NotRead(name, why, is_optimizer=True, kind=kind)
@@ -64,7 +64,7 @@ def _not_read(skipped: Skipped, given: Given) -> Iterator[NotRead]:
 def _opened(here: Path, layout: Called | None, given: Given) -> Checkpoint:
     from ucpl.formats.opening import open_checkpoint as read
 
-    if layout is None:  # what a checkpoint says of itself leaves no size open
+    if layout is None:  # a checkpoint's own metadata leaves no size open
         layout, given = own_layout(here), evolve(given, sizes={})
     order = order_of(layout)
     layout = without_order(layout) if layout is not None else None
@@ -80,7 +80,7 @@ def _opened(here: Path, layout: Called | None, given: Given) -> Checkpoint:
     known = evolve(given, config=given.config if given.config is not None else _config_beside(here))
     try:
         placement = located(layout, known).placement
-    except UcplError as error:  # a size that only the checkpoint's shapes say: it must tell itself what it is
+    except UcplError as error:  # only the checkpoint's shapes give a size: its own metadata has to describe it
         if error.diagnostics[0].code not in ("E101", "E169"):
             raise
         if (found := _files_like(layout, here)) is not None:
@@ -96,7 +96,7 @@ def _opened(here: Path, layout: Called | None, given: Given) -> Checkpoint:
 
 
 def _with_master(checkpoint: Checkpoint, layout: Called) -> Checkpoint:
-    """With the state as its master that a call names: `dcp(master_state = "master")`."""
+    """With the named state as its master: `dcp(master_state = "master")`."""
     from ucpl.files.masters import SETTING, renamed
 
     said = _text_of(layout, SETTING)
@@ -116,7 +116,7 @@ def _with_prefix(checkpoint: Checkpoint, layout: Called) -> Checkpoint:
 def _prefixed(checkpoint: Checkpoint, prefix: str) -> Checkpoint:
     """Weights under names without a prefix.
 
-    Raises: UcplError E321 for a tensor whose name in the files does not begin with it, and where an optimizer has other names.
+    Raises: UcplError E321 if a tensor's name in the files does not begin with it, or if an optimizer has other names.
     """
     state = checkpoint.state
     before = str(state.settings[_PREFIX].value)
@@ -170,7 +170,10 @@ def _text_of(layout: Called, name: str) -> str | None:
 
 
 def _read_grouped(here: Path, order: Order | None, placement: Placement) -> Checkpoint:
-    """A checkpoint of a framework. What its files cannot tell of an optimizer's numbers, `group` lines of a spec say."""
+    """A checkpoint of a framework.
+
+    If its files do not give the order of an optimizer's numbers, the `group` lines of a spec do.
+    """
     from ucpl.files.checkpoint import Order
     from ucpl.formats.opening import open_checkpoint as read
 
@@ -185,20 +188,20 @@ def _read_grouped(here: Path, order: Order | None, placement: Placement) -> Chec
 
 
 def _values_of(placement: Placement) -> list[tuple[str, Key]]:
-    """Where a layout has values that are no tensors of the model."""
+    """Places of values that are not tensors of the model."""
     return [(place.file, place.key) for blob in placement.blobs for place in blob.places]
 
 
 def _files_beside(placement: Placement, here: Path) -> list[str]:
-    """The files of those values. Of a value that is dropped there need be none."""
+    """Files of those values; for dropped values, only existing files."""
     root = here if here.is_dir() else here.parent
     return [p.file for b in placement.blobs for p in b.places if b.rule.fate != "drop" or (root / p.file).is_file()]
 
 
 def open_for(plan: Plan, path: str | Path) -> Checkpoint:
-    """The checkpoint that a plan is to be run on, without what the plan does not read of its optimizer.
+    """Open the source of a plan, without the optimizer states that the plan skips.
 
-    Raises: UcplError E606 where the source has what the plan was made without; E608 of a plan that no run can finish.
+    Raises: UcplError E606 if the source has tensors that the plan does not know; E608 for a plan that no run can finish.
     """
     names = {name for name, fate in plan.carry.items() if fate == SKIP}
     given = Given(weights_alone=ALL in names, skipped=frozenset(names - {ALL}))
@@ -208,9 +211,9 @@ def open_for(plan: Plan, path: str | Path) -> Checkpoint:
 
 
 def _opened_for(plan: Plan, path: str | Path) -> Checkpoint:
-    """The checkpoint that a plan is to be run on: the plan says which files there are, where nothing else does.
+    """Open the source of a plan.
 
-    Raises: UcplError E606 where the source has what the plan was made without; E608 of a plan that no run can finish.
+    If nothing else names its files, the plan does. Raises: as `open_for`.
     """
     if plan.rank is not None:
         what = f"the plan is the share of rank {plan.rank} alone, of {plan.target_call}"
@@ -224,9 +227,9 @@ def _opened_for(plan: Plan, path: str | Path) -> Checkpoint:
         opened = _files_of(plan, here)
     else:
         opened = read_named(here, plan.source.framework, dict.fromkeys(t.file for t in plan.sources)) or read(here)
-    if plan.source.framework == format_named(opened.format).file_format:  # under the names that its files have
+    if plan.source.framework == format_named(opened.format).file_format:  # with the names in its files
         opened = framework(plan.source.framework).open(opened.root)
-    is_whole = all((t.file, t.key) in opened.extents for t in plan.sources)  # else the run says what it lacks
+    is_whole = all((t.file, t.key) in opened.extents for t in plan.sources)  # else the run reports the missing tensors
     of_modules = format_named(plan.target.framework).needs_modules(plan.target.settings)
     if not is_whole and format_named(opened.format).has_layers_stacked and of_modules:
         opened = format_named(opened.format).in_modules(opened)
@@ -239,7 +242,7 @@ def _opened_for(plan: Plan, path: str | Path) -> Checkpoint:
 
 
 def _files_of(plan: Plan, here: Path) -> Checkpoint:
-    """The files that a plan names, which nothing else describes."""
+    """The files that a plan names; no other text describes them."""
     from ucpl.formats.named_files import below, open_files
 
     values = [(w.source_file, w.source_key) for b in plan.target.blobs for w in (*b.ways, *b.alike)]
@@ -247,7 +250,7 @@ def _files_of(plan: Plan, here: Path) -> Checkpoint:
 
 
 def open_alike(path: str | Path, placement: Placement) -> Checkpoint:
-    """Another checkpoint of a layout that is located already. Files that it lacks are left out.
+    """Open another checkpoint of a placed layout; missing files are skipped.
 
     Raises: UcplError, exit 3.
     """
@@ -265,7 +268,10 @@ def open_alike(path: str | Path, placement: Placement) -> Checkpoint:
 
 
 def _safetensors_of(layout: Called, here: Path) -> tuple[str, ...]:
-    """The files that a layout of framework huggingface() names, where the folder is one of these and they are said in full."""
+    """The files that a layout of framework huggingface() names.
+
+    Empty if the folder is of another kind, or if a name has a placeholder or a condition.
+    """
     from ucpl.language import nodes
     from ucpl.layout.statements import items_of
 
@@ -285,8 +291,10 @@ def _safetensors_of(layout: Called, here: Path) -> tuple[str, ...]:
 
 
 def _files_like(layout: Called, here: Path) -> tuple[list[str], Aside] | None:
-    """Files of a folder whose names are as a layout of framework torch() writes them, where a size of it is not known
-    yet; and what is no part of the model in them."""
+    """Files of a folder that match the names of a layout's files.
+
+    Used for framework torch() while a size of the layout is unknown. Also returns a test for keys that are not part of the model.
+    """
     from ucpl.language import nodes
     from ucpl.language.quoting import HOLE
     from ucpl.layout.statements import items_of
@@ -309,7 +317,10 @@ def _files_like(layout: Called, here: Path) -> tuple[list[str], Aside] | None:
 
 
 def read_named(here: Path, framework: str, files: Iterable[str]) -> Checkpoint | None:
-    """A Hugging Face folder whose weights have names of their own. None: it is read by what it has."""
+    """Open a Hugging Face folder with weights in files of other names.
+
+    None: the folder is opened without names.
+    """
     names = tuple(files)
     models = format_of_models()
     if framework != models.name or set(names) <= {models.weights_file} or not here.exists():
@@ -327,7 +338,10 @@ def load_plan(path: str | Path) -> Plan:
 
 
 def _demand_stored(given: str | Path) -> Path:
-    """A checkpoint is a folder or a file: a device has no end. Raises: UcplError E435."""
+    """Reject a source that is neither a folder nor a regular file.
+
+    Raises: UcplError E435.
+    """
     path = resolve_source(given)
     if is_endless(path):
         fail("E435", f"{path} is no file and no folder", Label(str(path)))
@@ -335,7 +349,7 @@ def _demand_stored(given: str | Path) -> Path:
 
 
 def _of_a_spec(items: Iterable[nodes.LayoutItem]) -> bool:
-    """Whether nothing but the layout with these lines describes its files."""
+    """True if only the layout with these lines describes its files."""
     from ucpl.language import nodes
 
     names = [item.call.name for item in items if isinstance(item, nodes.Framework)]
@@ -343,7 +357,7 @@ def _of_a_spec(items: Iterable[nodes.LayoutItem]) -> bool:
 
 
 def own_layout(path: Path, framework: str | None = None) -> Called | None:
-    """The layout that a folder of framework torch() carries: nothing else would tell what its files are."""
+    """The layout in a folder of framework torch(), which describes its files."""
     if framework is not None and not format_named(framework).is_of_a_spec:
         return None
     text = path / "ucpl" / "layout.ucpl"
@@ -358,7 +372,10 @@ def own_layout(path: Path, framework: str | None = None) -> Called | None:
 
 
 def infer(checkpoint: Checkpoint) -> Inferred:
-    """The model and layout of a checkpoint found in the wild. It describes the checkpoint. Raises: UcplError E320-E323."""
+    """Infer the model and layout of a checkpoint.
+
+    They are checked against it. Raises: UcplError E320-E323.
+    """
     from ucpl.inference.infer import infer as made
     from ucpl.verification import spec_matches
 

@@ -1,8 +1,8 @@
-"""`order`, beside the call of a source's layout: which parameters the numbers of ZeRO-0's optimizer are.
+"""`order` of a source's call: parameters of ZeRO-0's optimizer numbers.
 
-`zero0(order = "model")`: the groups lie one behind another in the model's order. `zero0(order = "names.json")`: as the training
-script lists them, `[[names[p] for p in group["params"]] for group in optimizer.param_groups]`; of a pipeline one such list a
-stage; or a text with a name a line.
+`zero0(order = "model")`: the groups follow each other in the model's order. `zero0(order = "names.json")`: the order of the
+training script, `[[names[p] for p in group["params"]] for group in optimizer.param_groups]`; for a pipeline one such list for
+each stage; or a text with one name in each line.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ _SHAPE = (
 
 
 def without_order(one: Called) -> Called | None:
-    """The call without it: no layout knows it. None where the call says nothing else: the checkpoint says the rest."""
+    """The call without `order`, which no layout has as a parameter.
+
+    None if the call has no other argument: the checkpoint's metadata is enough.
+    """
     if _argument(one) is None:
         return one
     kept = tuple(a for a in one.call.arguments if a.name != ARGUMENT)
@@ -42,7 +45,10 @@ def without_order(one: Called) -> Called | None:
 
 
 def order_of(one: Called | None) -> Order | None:
-    """What a source's call says of it. Raises: UcplError E466 for what is no order, E170 for a file that cannot be read."""
+    """The order that a source's call gives.
+
+    Raises: UcplError E466 for a value that is no order, E170 for a file that cannot be read.
+    """
     argument = None if one is None else _argument(one)
     if argument is None:
         return None
@@ -57,7 +63,10 @@ def order_of(one: Called | None) -> Order | None:
 
 
 def _argument(one: Called) -> nodes.Argument | None:
-    """Of shipped layouts without ZeRO, and of those that extend them: another's parameter of this name is its own."""
+    """The argument `order` of zero0, or of a layout that extends it.
+
+    Other layouts may have a parameter with this name.
+    """
     if any(p.name == ARGUMENT for p in one.layout.parameters):
         return None
     if _NUMBERED not in [link.node.name for link in one.library.chain(one.layout.name, one.call.span)]:

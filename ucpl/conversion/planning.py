@@ -1,4 +1,7 @@
-"""From two sides to a plan: built, proved, ordered. Deterministic: the same specs give the same plan."""
+"""From two sides to a plan: build, prove, order.
+
+Deterministic: the same specs give the same plan.
+"""
 
 from __future__ import annotations
 
@@ -50,25 +53,28 @@ __all__ = [
 
 @frozen(eq=False)
 class Asked:
-    """What to plan. A source that is a path is that checkpoint."""
+    """The input of a plan.
 
-    source: str | Called | None  # None: what `checkpoint` says of itself
+    A source that is a path is that checkpoint.
+    """
+
+    source: str | Called | None  # None: the layout comes from `checkpoint`
     target: str | Called
     checkpoint: str | Path | None = None  # its headers give model and dtypes
     name: str = "convert"
     twice: bool = False  # prove the finished moves once more, by code that made none of them
-    called: str | None = None  # what the source calls its tensors: a dialect's call, where `source` does not say it
+    called: str | None = None  # the dialect of the source's tensor names, if `source` does not give it
 
 
 @frozen(eq=False)
 class Prepared:
-    """A plan, and what it was made from."""
+    """A plan and its inputs."""
 
     plan: Plan
     source: Side
     target: Side
     final: Checkpoint | None = None  # the source with the metadata that the target's writer gets
-    loader: tuple[str, ...] = ()  # notes on what the target's loader will say
+    loader: tuple[str, ...] = ()  # notes on messages of the target's loader
     config_unread: bool = False  # a config was given, and no text names a key of it
     model_unread: bool = False  # a model was given, and neither layout is of any
 
@@ -78,13 +84,13 @@ class Prepared:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What looks odd in either spec, and is no fault."""
+        """Notes on oddities of both specs that are not errors."""
         lacking = () if self.checkpoint is None else (f"not stored: {text}" for text in self.checkpoint.missing_tensors)
         return tuple(dict.fromkeys((*lacking, *self.odd)))
 
     @property
     def odd(self) -> tuple[str, ...]:
-        """The same, without what the source does not store."""
+        """The same, without the tensors that the source does not store."""
         from ucpl.lint.duplicates import stored_twice
 
         out = [text for side in (self.source, self.target) for text in stored_twice(side.placement)]
@@ -103,7 +109,11 @@ class Prepared:
 
 
 def _names_of_the_spec(source: Side, target: Side) -> list[str]:
-    """Of a Hugging Face folder that a spec of a model describes: whose names a target of any model has."""
+    """A note if a target gets a spec's tensor names.
+
+    The names in the source's files differ from the spec's. The source is a Hugging Face folder that a spec of a model describes;
+    the target is of any model.
+    """
     checkpoint, layout = source.checkpoint, target.layout
     if checkpoint is None or source.called.is_of_any or not target.called.is_of_any:
         return []
@@ -122,9 +132,9 @@ def _names_of_the_spec(source: Side, target: Side) -> list[str]:
 
 
 def described(asked: Asked, given: Given) -> tuple[Side, Side, Names | None]:
-    """Both sides of what is asked, and what they call one another's tensors, where that is asked for.
+    """Both sides of a plan, and their dialects if they have any.
 
-    Where the source's optimizer cannot be read, a target that stores none of it, or a caller who drops it, needs it not.
+    An unreadable optimizer of the source is skipped if the target stores none of it, or if the caller drops it.
     """
     return with_weights(partial(_described, asked), given, asked.target)
 
@@ -156,8 +166,9 @@ def _described(asked: Asked, given: Given) -> tuple[Side, Side, Names | None]:
 
 
 def is_unread(sides: tuple[Side, Side], given: Given) -> bool:
-    """Whether a config is given that says nothing. Beside a checkpoint its class is asked for ties and cuts, where a layout
-    is of any model.
+    """True if a config is given and nothing reads it.
+
+    With a checkpoint and a layout of any model, the config's class gives ties and cuts.
     """
     if given.config is None:
         return False
@@ -172,7 +183,9 @@ def is_unread(sides: tuple[Side, Side], given: Given) -> bool:
 def make_plan(
     source: Side, target: Side, *, name: str = "convert", twice: bool = False, names: Names | None = None
 ) -> Plan:
-    """Build, prove and order. Raises: UcplError E30x, E187. What the target drops may be keys of client_state, too.
+    """Build, prove and order a plan.
+
+    Dropped names may also be keys of client_state. Raises: UcplError E30x, E187.
 
     twice: prove the finished moves once more, by code that made none of them (about twice the time of planning).
     """
@@ -182,7 +195,10 @@ def make_plan(
 def plan_of(
     source: Side, target: Side, *, name: str, twice: bool, names: Names | None
 ) -> tuple[Plan, Checkpoint | None]:
-    """The plan, and the metadata that the target's writer gets. Raises: UcplError as `make_plan`."""
+    """The plan, and the metadata for the target's writer.
+
+    Raises: UcplError as `make_plan`.
+    """
     from ucpl.conversion.losing import losses_of, replays_of
     from ucpl.conversion.target_passes import decided
     from ucpl.graph import build
@@ -219,7 +235,7 @@ def plan_of(
 
 
 def _of_tensors(source: Side, target: Side, changes: Changes) -> tuple[str, ...]:
-    """The names that are dropped of tensors and states; the others are dropped elsewhere."""
+    """Dropped names of tensors and states; other names are dropped elsewhere."""
     named = {b.name for side in (source, target) for b in side.placement.blobs}
     skipped = {one.name for one in source.checkpoint.not_read} if source.checkpoint is not None else set()
     others = {*_besides(source.checkpoint, changes.drop), *named, *changes.values, *skipped}
@@ -268,16 +284,16 @@ def _recipe(graph: Graph, source: Side, target: Side, names: Names | None, said_
 
 
 def _skipped(source: Side) -> tuple[str, ...]:
-    """What whoever applies the plan does not read of the source either: states by name, or all of its optimizer."""
+    """States that a run skips, too; `ALL` for the complete optimizer."""
     if source.checkpoint is None or not any(one.is_optimizer for one in source.checkpoint.not_read):
         return ()
     return (ALL,) if source.given.weights_alone else tuple(sorted(source.given.skipped))
 
 
 def _numbers_left_out(source: Side, target: Side, said: tuple[str, ...]) -> tuple[str, ...]:
-    """Numbers that the optimizer keeps of each parameter, where the target has no place for any, or none of that name.
+    """Numbers of single parameters that the target has no place for.
 
-    said: dropped by name. A source that a spec calls otherwise than its files keeps its numbers by the names in the files.
+    `said`: dropped by name. If a spec's names differ from those in the source's files, the numbers keep the names in the files.
     """
     if source.checkpoint is None:
         return ()
@@ -297,14 +313,14 @@ def _numbers_left_out(source: Side, target: Side, said: tuple[str, ...]) -> tupl
 
 
 def _files_beside(checkpoint: Checkpoint | None) -> frozenset[str]:
-    """Names of the files that a training framework keeps beside the shards."""
+    """Names of a training framework's files next to the shards."""
     if checkpoint is None or checkpoint.container is None:
         return frozenset()
     return frozenset(file.name for file in checkpoint.container.files)
 
 
 def statement(file: str, name: str, given: Given) -> tuple[Called, Called, nodes.Plan]:
-    """A `plan` statement of a file: the calls of both sides, closed, and the statement."""
+    """A `plan` statement, with the closed calls of both sides first."""
     from ucpl.language import nodes
 
     library = library_of(file)
@@ -315,7 +331,10 @@ def statement(file: str, name: str, given: Given) -> tuple[Called, Called, nodes
 
 
 def closed_call(file: nodes.File, call: nodes.Call, given: Given) -> nodes.Call:
-    """The call of a `plan` statement, its arguments evaluated where they stand: the file's own `let` are known there."""
+    """The call of a `plan` statement with evaluated arguments.
+
+    The arguments may use `let` names of the file.
+    """
     from ucpl.language import nodes
     from ucpl.layout.scope import Scope, literal
 
@@ -334,18 +353,20 @@ def dtype_of(checkpoint: Checkpoint | None) -> Callable[[str, Key], str | None] 
 
 
 def closed_text(target: Side) -> str:
-    """The target's model and layout as one .ucpl text that needs no other file. Empty where no text can say it, or none of a
-    size that is read: what the target's framework says of itself is enough, then, but where that is torch().
+    """The target's model and layout as one .ucpl text.
+
+    It refers to no other file. Empty if no text can express it, or if the text is too large to be read. The files of every framework except torch() are
+    readable without it.
     """
     return _told(target)[0]
 
 
 def _told(target: Side) -> tuple[str, str]:
-    """The text, or why there is none."""
+    """The text, or the reason for its absence."""
     from ucpl.language.limits import why_too_large, why_unwritten
 
     names = (*target.layout.tensors, *target.layout.aliases)
-    if why := why_unwritten(names, in_keys=target.called.is_of_any):  # whose `{name}` is written out
+    if why := why_unwritten(names, in_keys=target.called.is_of_any):  # `{name}` is expanded there
         return "", why
     text = _closed_text(target)
     why = why_too_large(text)
@@ -353,7 +374,10 @@ def _told(target: Side) -> tuple[str, str]:
 
 
 def _demand_told(target: Side, why: str) -> None:
-    """A layout of any model with torch's files alone is told by its own text, which there is not. Raises: UcplError E017."""
+    """Reject a target of framework torch() without a closed text.
+
+    If its layout is of any model, only this text describes its files. Raises: UcplError E017.
+    """
     if target.called.is_of_any and format_named(target.layout.framework).is_of_a_spec:
         what = f"nothing would say what {target.layout.call} is once it is written: {why}"
         fail(

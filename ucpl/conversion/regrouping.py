@@ -1,4 +1,4 @@
-"""A checkpoint whose parameter groups are those of a target: hyper-parameters and schedules, found by parameter."""
+"""Parameter groups of a target: hyper-parameters and schedules, found by parameter."""
 
 from __future__ import annotations
 
@@ -45,9 +45,10 @@ def regrouped(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
 
 
 def with_empty_groups(checkpoint: Checkpoint, recipe: Recipe) -> Recipe:
-    """The recipe whose target has the source's groups that train nothing: loaders ask for as many groups as the job has.
+    """The recipe with the source's empty groups in its target.
 
-    It says which of them have no place, and which groups of the target are others than the source's.
+    Loaders expect as many groups as the job has. The recipe lists the empty groups without a place, and the groups of the target
+    that differ from those of the source.
     """
     target = recipe.target
     if not _has_groups(checkpoint, target):
@@ -69,7 +70,7 @@ def with_empty_groups(checkpoint: Checkpoint, recipe: Recipe) -> Recipe:
 
 
 def said_of_groups(checkpoint: Checkpoint, recipe: Recipe) -> tuple[str, ...]:
-    """A line for each group of a target that regroups its source's parameters."""
+    """A line for each group, if the target regroups parameters."""
     target = recipe.target
     if not _has_groups(checkpoint, target):
         return ()
@@ -87,13 +88,16 @@ def said_of_groups(checkpoint: Checkpoint, recipe: Recipe) -> tuple[str, ...]:
 
 
 def _has_groups(checkpoint: Checkpoint, target: Structure) -> bool:
-    """Whether the source has groups that the target deals as the plan does, and the target more than weights."""
+    """True if the target gets the plan's groups and the source's hyper-parameters."""
     of = format_named(target.framework)
     return of.has_plan_groups and bool(checkpoint.state.groups) and _has_states(of, checkpoint, target)
 
 
 def _has_states(of: Format, checkpoint: Checkpoint, target: Structure) -> bool:
-    """True if the files of a target have groups: it has more than weights, or its format groups weights, too."""
+    """True if a target's files have groups.
+
+    It has more than weights, or its format groups weights, too.
+    """
     return of.has_groups_of_weights or bool(checkpoint.state.scalars) or any(t.states for t in target.tensors)
 
 
@@ -103,7 +107,10 @@ def _has_unknown(checkpoint: Checkpoint, target: Structure) -> bool:
 
 
 def as_called(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
-    """The checkpoint whose groups have the model's names of tensors, where a spec calls them otherwise than the files."""
+    """The checkpoint with the model's tensor names in its groups.
+
+    A spec's names may differ from the names in the files.
+    """
     target = recipe.target
     if not _has_unknown(checkpoint, target):
         return checkpoint
@@ -128,7 +135,10 @@ def as_called(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
 
 
 def _names_in(tensor: StoredTensor) -> list[str]:
-    """Names that a stored weight can have in its file: each step of its key, and what follows a dot of it."""
+    """Possible names of a stored weight in its file.
+
+    They are the steps of its key, and the rest of a step after each dot.
+    """
     out = []
     for step in map(str, tensor.key):
         parts = step.split(".")
@@ -140,14 +150,17 @@ def _names_in(tensor: StoredTensor) -> list[str]:
 
 
 def _places(checkpoint: Checkpoint, target: Structure) -> list[list[int]] | None:
-    """For each group of the target, the source's groups that it is made of. None: they are the same, in the same order."""
+    """The source's groups behind each group of the target.
+
+    None: both sides have the same groups in the same order.
+    """
     groups = checkpoint.state.groups
     found = sources_of(groups, target.groups)
     return None if found == [[i] for i in range(len(groups))] else found
 
 
 def _dealt(held: object, places: Sequence[Sequence[int]], checkpoint: Checkpoint, where: str) -> object:
-    """A value in which lists of schedules have a place for each group of the target."""
+    """A value whose schedule lists have a place for each target group."""
     if not isinstance(held, dict):
         return held
     is_schedule = "base_lrs" in held or "_last_lr" in held or where == "lr_scheduler"
@@ -162,7 +175,7 @@ def _dealt(held: object, places: Sequence[Sequence[int]], checkpoint: Checkpoint
 
 
 def _one(values: Sequence[object], of: Sequence[int], checkpoint: Checkpoint, where: str) -> object:
-    """Raises: UcplError E482 where groups that become one have other places in a schedule."""
+    """Raises: UcplError E482 if merged groups have different values in a schedule."""
     if not of:
         return None
     for other in of[1:]:

@@ -1,4 +1,4 @@
-"""A checkpoint as if it had a target's names: groups, numbers and states, where the two sides call tensors otherwise."""
+"""Renames a checkpoint's tensors for a target: groups, numbers and states."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def renamed(
     tensors: Sequence[NamedTensor],
     aliases: Mapping[str, str],
 ) -> Checkpoint:
-    """The checkpoint as if it had the target's names: groups, numbers, states of these tensors.
+    """The checkpoint with the target's names in groups, numbers and states.
 
-    Raises: UcplError E337 where tensors that become one are of groups with other hyper-parameters, of several dtypes, kinds or
-    numbers.
+    Raises: UcplError E337 if tensors that become one differ in dtype, kind or numbers, or in the hyper-parameters of their
+    groups.
     """
     state = checkpoint.state
     groups = {member: g.name for g in state.groups for member in g.members}
@@ -77,7 +77,10 @@ def renamed(
 
 
 def _demand_alike_groups(checkpoint: Checkpoint, name: str, parts: Sequence[str], groups: Mapping[str, str]) -> None:
-    """Tensors that become one are of one group, or of groups with the same hyper-parameters. Raises: UcplError E337."""
+    """Check that tensors that become one have the same hyper-parameters.
+
+    Raises: UcplError E337.
+    """
     from ucpl.files.groups import differences
 
     known = {group.name: group.hyper for group in checkpoint.state.groups}

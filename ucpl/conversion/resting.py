@@ -1,8 +1,8 @@
-"""Does what is wrong rest on a number that was only tried, or does the text itself say it?
+"""Finds the cause of an error: a trial value or the spec.
 
-`pad(r, 0)` is wrong at every degree; `r@tp` of r = 6 is wrong at tp = 4. Names at the place that is blamed are followed to what
-they are made of. Where that cannot be told, a finding counts as one of the number that was tried: a legal spec that only suits
-other degrees is never refused.
+`pad(r, 0)` is wrong at every degree; `r@tp` with r = 6 is wrong at tp = 4. Names at the place of an error are followed to their
+definitions. If the cause is not clear, the error counts as one of the trial value: a legal spec that only suits other degrees
+is never rejected.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ucpl.layout.scope import at
 
 __all__ = ["rests_on_a_try", "same_place"]
 
-# Findings that a text can say alone: of the number, of the condition, of the range that stands at the place that is blamed.
+# Errors that a spec can cause alone: by the number, the condition or the range at the place of the error.
 _SAID_ALONE = frozenset(("E104", "E108", "E132", "E140", "E145", "E160", "E161", "E204", "E210"))
 
 
@@ -34,8 +34,11 @@ def _place(label: Label) -> tuple[str, int | None, int | None, int]:
 
 
 def rests_on_a_try(found: Diagnostic, library: Library, given: Collection[str], *, has_config: bool) -> bool:
-    """Whether other degrees might not have it. `given`: names that -D gives; `has_config`: config.x is what the caller said."""
-    if found.labels and found.labels[0].file == "<command line>":  # -D says it
+    """True if the error might be absent at other degrees.
+
+    given: names that -D gives. has_config: the values `config.x` come from the caller.
+    """
+    if found.labels and found.labels[0].file == "<command line>":  # an error in -D
         return False
     if found.code not in _SAID_ALONE or not found.labels or found.labels[0].file not in library.files:
         return True
@@ -55,7 +58,10 @@ def _spans(node: AttrsInstance, label: Label) -> bool:
 
 
 def _read_by(node: AttrsInstance, found: Diagnostic) -> list[AttrsInstance] | None:
-    """What of the place that is blamed takes part in the finding. None: it hangs on the degrees themselves."""
+    """The nodes at the place of an error that cause it.
+
+    None: the error depends on the degrees.
+    """
     match node:
         case nodes.Pad(multiple=multiple) if found.code == "E145":
             return [multiple]
@@ -75,7 +81,7 @@ def _read_by(node: AttrsInstance, found: Diagnostic) -> list[AttrsInstance] | No
 
 
 def _is_said(found: Diagnostic) -> bool:
-    """Whether the sizes of a cut, or its units, are what does not come out even, over how many ranks it may be."""
+    """True if a cut's sizes or units are wrong at every degree."""
     if not isinstance(found.about, UnevenCut):
         return False
     split = found.about.split
@@ -83,7 +89,7 @@ def _is_said(found: Diagnostic) -> bool:
 
 
 def _numbers_of(shape: Iterable[AttrsInstance]) -> list[AttrsInstance]:
-    """What an entry's pattern says in numbers: of padding, pieces and grains."""
+    """Numbers in an entry's pattern: of padding, pieces and grains."""
     found: list[AttrsInstance] = []
     for node in walk(*shape):
         match node:
@@ -95,7 +101,7 @@ def _numbers_of(shape: Iterable[AttrsInstance]) -> list[AttrsInstance]:
 
 
 def _around(file: nodes.File, node: AttrsInstance) -> Iterator[AttrsInstance]:
-    """The statement at the place, and what it stands in."""
+    """The statement at the place, and the statements around it."""
     open_ones: list[AttrsInstance] = list(file.statements)
     while open_ones:
         one = open_ones.pop()
@@ -111,7 +117,7 @@ def _conditions(item: AttrsInstance) -> list[AttrsInstance]:
 
 
 def _names(read: Iterable[AttrsInstance]) -> Iterator[str]:
-    """All that is called by its name there. Of the parts of a record, each is met by itself."""
+    """All names in these nodes and in their parts."""
     for node in walk(*read):
         match node:
             case nodes.Name(path=name):
@@ -127,12 +133,15 @@ def _names(read: Iterable[AttrsInstance]) -> Iterator[str]:
 
 
 class _Fixed:
-    """Names whose value the texts say, or the caller: whatever a parameter without a default is, they are the same."""
+    """Names with a value from the specs or the caller.
+
+    Their values do not depend on parameters without a default.
+    """
 
     def __init__(self, library: Library, given: Collection[str], has_config: bool) -> None:
         self.given, self.has_config = given, has_config
         self.values: dict[str, list[nodes.Expr]] = {}
-        self.placed: set[str] = set()  # parameters: a call may say them
+        self.placed: set[str] = set()  # parameters: a call may set them
         self.seen: set[str] = set()
         for node in walk(*(s for file in library.files.values() for s in file.statements)):
             match node:
@@ -140,7 +149,7 @@ class _Fixed:
                     self.values.setdefault(name, []).append(value)
                 case nodes.Parameter(name=name):
                     self.placed.add(name)
-                case nodes.Index(axis=axis):  # the size of a digit may be what is left of the whole
+                case nodes.Index(axis=axis):  # the size of one digit may be computed from the size of the dim
                     self.placed.update(n.name for n in walk(axis) if isinstance(n, nodes.Dim) and n.name != node.name)
 
     def has(self, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Run a plan from a source as the plan means it; then look at what was written."""
+"""Run a plan, then check the written target."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def run(
     team: ProcessGroup | None = None,
     known: Checkpoint | None = None,
 ) -> Report:
-    """Run exactly that plan, together with others where there is a team. source: after the target passes.
+    """Run a plan, together with other ranks if there is a team.
 
-    known: with the groups of the source, of which each parameter of the target must have its values.
-    Raises: UcplError E600-E607 where the source is not what the plan was made for.
+    source: after the target passes. known: with the groups of the source; each parameter of the target must have their values.
+    Raises: UcplError E600-E607 if the source differs from the source of the plan.
     """
     from ucpl.conversion.keywords import options_from
     from ucpl.formats.opening import framework
@@ -77,7 +77,7 @@ def run(
 
 
 def _show(there: UploadTarget) -> None:
-    """Raises: UcplError E685, which says that the target is there all the same."""
+    """Raises: UcplError E685, with a note that the target is complete."""
     try:
         there.show()
     except UcplError as error:
@@ -87,7 +87,10 @@ def _show(there: UploadTarget) -> None:
 
 
 def rehearsed(plan: Plan, source: Checkpoint, target: Path, how: How) -> TargetSizes:
-    """The sizes of a target, after all that a run asks before it writes. Raises: UcplError as `run`."""
+    """The sizes of a target, after the checks of a run.
+
+    Nothing is written. Raises: UcplError as `run`.
+    """
     from ucpl.conversion.keywords import options_from
     from ucpl.formats.opening import framework
     from ucpl.runtime.execute import rehearse
@@ -96,7 +99,7 @@ def rehearsed(plan: Plan, source: Checkpoint, target: Path, how: How) -> TargetS
 
 
 def _look_again(target: Path, plan: Plan, known: Checkpoint | None) -> None:
-    """Open the written target: each tensor of the plan is in its place, each parameter has its hyper-parameters.
+    """Open the written target and check its tensors and hyper-parameters.
 
     Raises: UcplError, E400 for an error of the disk, E609 for hyper-parameters.
     """
@@ -108,9 +111,9 @@ def _look_again(target: Path, plan: Plan, known: Checkpoint | None) -> None:
     from ucpl.verification.group_values import unlike_hypers
 
     written = [t for t in plan.targets if t.numel]
-    described = format_named(plan.target.framework).is_of_a_spec  # files that nothing but a layout describes
+    described = format_named(plan.target.framework).is_of_a_spec  # only a layout describes its files
     with reading(target):
-        if target.is_file():  # one file, called as the target is
+        if target.is_file():  # one file with the name of the target
             written = [evolve(t, file=target.name) for t in written]
         files = dict.fromkeys(t.file for t in written)
         if described:
@@ -124,7 +127,10 @@ def _look_again(target: Path, plan: Plan, known: Checkpoint | None) -> None:
 
 
 def _with_holders(error: UcplError, checkpoint: Checkpoint) -> UcplError:
-    """Which keys of client_state, and which files beside the shards, hold what is refused: they can be left out by name."""
+    """The error with the holders of rejected classes.
+
+    They are keys of client_state and files, and can be dropped by name.
+    """
     from ucpl.files.pickles import unsafe_globals
 
     holders = {key: unsafe_globals(value) for key, value in checkpoint.state.carried.items()}
@@ -144,10 +150,13 @@ def _with_holders(error: UcplError, checkpoint: Checkpoint) -> UcplError:
 
 
 def _with_line(error: UcplError, plan: Plan, checkpoint: Checkpoint) -> UcplError:
-    """Each rank of stage 3 saves buffers of its own: where they may differ, the layout that takes one of them is shown."""
+    """The error with a layout that takes one rank's buffer.
+
+    Each rank of stage 3 saves its own buffers, which may differ.
+    """
     buffers = {("module", t.name): t.name for t in checkpoint.state.tensors if t.kind == "buffer"}
     about = error.diagnostics[0].about
-    name = buffers.get(about) if isinstance(about, tuple) else None  # the key of what is stored
+    name = buffers.get(about) if isinstance(about, tuple) else None  # the key of the stored tensor
     if name is None or not plan.source_call.startswith("zero3("):
         return error
     remedy = (
