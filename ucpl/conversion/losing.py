@@ -1,6 +1,7 @@
 """Lost and replayed bytes of a snapshot, by tensor.
 
-They are known before any byte is read. Lost bytes were on failed domains; parity rebuilds them. Replayed bytes are computed from saved gradients.
+They are known before any byte is read. Lost bytes were on failed domains; parity rebuilds them. Replayed bytes are computed
+from saved gradients.
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ def _by_modules(names: Names, target: Called, of: Format) -> Names | None:
 def _as_registered(names: Names, target: Called, config: Config | None, checkpoint: Checkpoint) -> Names:
     """The target's names in the registration order of its class, with aliases.
 
-    The order changes only for a format that depends on it. Raises: UcplError E335 if no class gives the order, E396 if the class
-    cannot be loaded.
+    The order changes only for a format that depends on it. Raises: UcplError E335 if no class gives the order, E396 if the
+    class cannot be loaded.
     """
     from ucpl.inference.hf.networks import network_of
 

@@ -193,7 +193,10 @@ def _values_of(placement: Placement) -> list[tuple[str, Key]]:
 
 
 def _files_beside(placement: Placement, here: Path) -> list[str]:
-    """Files of those values; for dropped values, only existing files."""
+    """Files of those values.
+
+    The file of a dropped value may be missing.
+    """
     root = here if here.is_dir() else here.parent
     return [p.file for b in placement.blobs for p in b.places if b.rule.fate != "drop" or (root / p.file).is_file()]
 
@@ -293,7 +296,8 @@ def _safetensors_of(layout: Called, here: Path) -> tuple[str, ...]:
 def _files_like(layout: Called, here: Path) -> tuple[list[str], Aside] | None:
     """Files of a folder that match the names of a layout's files.
 
-    Used for framework torch() while a size of the layout is unknown. Also returns a test for keys that are not part of the model.
+    Used for framework torch() while a size of the layout is unknown. Also returns a test for keys that are not part of the
+    model.
     """
     from ucpl.language import nodes
     from ucpl.language.quoting import HOLE

@@ -111,8 +111,8 @@ class Prepared:
 def _names_of_the_spec(source: Side, target: Side) -> list[str]:
     """A note if a target gets a spec's tensor names.
 
-    The names in the source's files differ from the spec's. The source is a Hugging Face folder that a spec of a model describes;
-    the target is of any model.
+    The names in the source's files differ from the spec's. The source is a Hugging Face folder that a spec of a model
+    describes; the target is of any model.
     """
     checkpoint, layout = source.checkpoint, target.layout
     if checkpoint is None or source.called.is_of_any or not target.called.is_of_any:
@@ -355,8 +355,8 @@ def dtype_of(checkpoint: Checkpoint | None) -> Callable[[str, Key], str | None] 
 def closed_text(target: Side) -> str:
     """The target's model and layout as one .ucpl text.
 
-    It refers to no other file. Empty if no text can express it, or if the text is too large to be read. The files of every framework except torch() are
-    readable without it.
+    It refers to no other file. Empty if no text can express it, or if the text is too large to be read. The files of every
+    framework except torch() are readable without it.
     """
     return _told(target)[0]
 

@@ -47,8 +47,8 @@ def regrouped(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
 def with_empty_groups(checkpoint: Checkpoint, recipe: Recipe) -> Recipe:
     """The recipe with the source's empty groups in its target.
 
-    Loaders expect as many groups as the job has. The recipe lists the empty groups without a place, and the groups of the target
-    that differ from those of the source.
+    Loaders expect as many groups as the job has. The recipe lists the empty groups without a place, and the groups of the
+    target that differ from those of the source.
     """
     target = recipe.target
     if not _has_groups(checkpoint, target):

@@ -1,7 +1,7 @@
-"""One rank's share of a plan: what it holds of the target, and from which stored tensors of the source that comes.
+"""One rank's share of a plan: its target tensors and their sources.
 
-The target is located at that rank alone, and the source is asked for what meets it. The shares of all ranks together are the
-plan: a tensor that several ranks hold is in the share of each.
+The target is placed for this rank only, and the source only where it overlaps. The shares of all ranks together are the plan: a
+tensor that several ranks hold is in the share of each.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ __all__ = ["Share", "demand_rank", "has_live_rows", "share_of"]
 
 @frozen(eq=False)
 class Share:
-    """What one rank of the target needs. `plan` has its stored tensors alone, and those of the source that meet them."""
+    """The share of one target rank.
+
+    `plan` has only this rank's stored tensors, and the source's tensors that overlap them.
+    """
 
     rank: int
     plan: Plan
@@ -40,12 +43,12 @@ class Share:
 
 
 def share_of(asked: Asked, given: Given, rank: int) -> Share:
-    """The share of one rank of the target. The plan of all ranks is not made.
+    """Plan one target rank's share, without the plan of all ranks.
 
-    It says what moves. What is told once for a whole target (blobs, masters to look at, the closed layout) it leaves out, and
-    what the source has beyond the share is looked at by nobody.
+    The share has moves only. It omits facts of the complete target: blobs, masters to compare, the closed layout. Tensors of
+    the source outside the share are not checked.
 
-    Raises: UcplError as `engine.planned`; E180 where there is no such rank.
+    Raises: UcplError as `engine.planned`; E180 if there is no such rank.
     """
     source_text = asked.source if isinstance(asked.source, str) else ""
     is_apart = asked.source is not None and not is_checkpoint(source_text) and asked.checkpoint is None
@@ -56,7 +59,7 @@ def share_of(asked: Asked, given: Given, rank: int) -> Share:
 
 
 def demand_rank(rank: int, layout: Layout) -> None:
-    """Raises: UcplError E180 where the layout has no such rank."""
+    """Raises: UcplError E180 if the layout has no such rank."""
     ranks = max(1, layout.ranks)
     if not 0 <= rank < ranks:
         fail(
@@ -111,5 +114,5 @@ def _seen(source: Side, target: Side, names: Names | None) -> tuple[Placement, P
 
 
 def has_live_rows(layout: Layout) -> bool:
-    """Whether a layout pads a dim with rows that are trained."""
+    """True if a layout pads a dim with trained rows."""
     return any(isinstance(a, ax.Pad) and a.kind == "live" for entry in layout.entries for a in ax.walk(*entry.shape))

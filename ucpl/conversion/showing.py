@@ -1,4 +1,4 @@
-"""A layout after a stage of the compiler, as lines: resolved, or located."""
+"""Prints a layout after a compiler stage: resolved or placed."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = ["located", "resolved", "shown"]
 
 
 def shown(layout: str, to: str | None, given: Given, rank: int | None) -> tuple[Side, Side | None]:
-    """A LAYOUT, which may be a checkpoint, and the other side, if one is named.
+    """A layout or checkpoint, and the other side if one is named.
 
-    rank: all that is asked for is what this one holds. A layout of thousands of ranks then does not enumerate the others.
+    rank: only the tensors of this rank are needed. A layout of thousands of ranks then does not enumerate the others.
     """
     if is_checkpoint(layout):
         here = source_side(open_checkpoint(layout), None, evolve(given, model=None, sizes={}, config=None))
@@ -40,7 +40,7 @@ def shown(layout: str, to: str | None, given: Given, rank: int | None) -> tuple[
 
 
 def _of_rank(side: Side, rank: int | None) -> Side:
-    """A checkpoint's layout as one rank has it: what all ranks hold, this one holds, too."""
+    """A checkpoint's layout for one rank, with tensors of all ranks."""
     from ucpl.inference.infer import stated_of
     from ucpl.placement import locate
 
@@ -104,7 +104,10 @@ def _typed(layout: Layout, state: str) -> str:
 
 
 def located(placement: Placement, rank: int | None, *, each: bool = False) -> Iterator[str]:
-    """Stored tensors with the boxes of logical tensors that they hold: what is alike as one row, or each by itself."""
+    """Stored tensors with the boxes of their logical tensors.
+
+    Similar ones share a row, except with `each`.
+    """
     from ucpl.extents import key_text
     from ucpl.placement.placement import element_name
 

@@ -1,4 +1,4 @@
-"""One side of a plan: a layout, resolved and located, and what it was made of."""
+"""One side of a plan: a placed layout, with its inputs."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = ["Side", "located"]
 
 @frozen(eq=False)
 class Side:
-    """One side of a plan: a located layout, and what it was made of."""
+    """One side of a plan: a placed layout, with its inputs."""
 
     called: Called
     given: Given
     placement: Placement
-    checkpoint: Checkpoint | None = None  # of a source: what its layers and experts are
+    checkpoint: Checkpoint | None = None  # of a source: its metadata, such as layers and experts
     found: Found = field(factory=dict)  # sizes that the spec leaves open, from a checkpoint's shapes
-    changes: Changes | None = None  # of a target: what it leaves out, freezes, or trains from here on
+    changes: Changes | None = None  # of a target: dropped, frozen and newly trained parameters
     passes: tuple[Passed, ...] = ()  # of a source: the source passes that changed it
 
     @property
@@ -45,7 +45,7 @@ class Side:
 
     @property
     def model(self) -> nodes.Model | None:
-        """What it is over: the model of its own, or the one given."""
+        """The layout's own model, or the given one."""
         return self.given.model if self.called.is_of_any else self.called.model(self.given)
 
 
@@ -57,7 +57,10 @@ def located(
     stated: Stated | None = None,
     notes: tuple[Note, ...] = (),
 ) -> Side:
-    """A layout resolved and located: as all ranks have it, or one; nothing of it where none is asked for yet (`given.bare`)."""
+    """Resolve a layout, and place it for all ranks or for one.
+
+    If `given.bare` is set, the placement is empty.
+    """
     from ucpl.conversion.forms import demand_forms
     from ucpl.layout import resolve
     from ucpl.placement import Placement, locate

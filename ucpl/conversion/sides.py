@@ -1,4 +1,7 @@
-"""Both sides of a plan: the source as a checkpoint or a spec says, the target with what its call leaves open."""
+"""Both sides of a plan: a described source, and a completed target.
+
+A checkpoint or a spec describes the source. Values that the target's call leaves open come from the source.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +31,17 @@ __all__ = ["sides", "source_side", "target_side"]
 
 _OWN_NAMES = frozenset(
     {"file", "weights"}
-)  # what a target is called, and whether it has weights, is no matter of the source's
-# A mesh of Megatron's: what another framework makes of the model is on ranks of its own.
+)  # a target does not inherit its file name or its choice of weights from the source
+# Settings of a Megatron mesh: a target of another framework has its own ranks.
 _OF_A_MESH = frozenset({"tp", "pp", "ep", "vpp", "optimizer"})
 
 
 def source_side(checkpoint: Checkpoint, described: Called | None, given: Given) -> Side:
-    """The source of a conversion: inferred, or as a spec says. It must describe the checkpoint. Raises: UcplError E320-E323.
+    """The source of a conversion, inferred or described by a spec.
 
-    Sizes (-D) are those of a spec: what a checkpoint says of itself leaves none open.
+    The layout must fit the checkpoint. Sizes (-D) are those of a spec: an inferred layout leaves none open.
+
+    Raises: UcplError E320-E323.
     """
     given = evolve(given, config=config_of(checkpoint, given.config), sizes=given.sizes if described else {})
     described = without_order(described) if described is not None else None
@@ -49,7 +54,7 @@ def source_side(checkpoint: Checkpoint, described: Called | None, given: Given) 
 
 
 def _described_side(checkpoint: Checkpoint, one: Called, given: Given) -> Side:
-    """A source as a spec says it, with sizes that the checkpoint gives."""
+    """A source that a spec describes, with sizes of the checkpoint."""
     from ucpl.inference import parallel, ranks, vocabulary
     from ucpl.inference.infer import inherited_settings, model_of, stated_of
     from ucpl.inference.sizes import sizes_from, with_sizes
@@ -73,13 +78,14 @@ def _described_side(checkpoint: Checkpoint, one: Called, given: Given) -> Side:
 
 
 def target_side(one: Called, source: Side, given: Given) -> Side:
-    """The target of a conversion: what its call leaves open comes from the source, with its origin.
+    """The target of a conversion, completed from the source.
 
-    A shipped layout that is called at another tensor-parallel degree, `zero1(dp=2, tp=4)`, gets the cuts that DeepSpeed would
-    make at that degree, from the source's; `kv_heads` beside tp says what these may rest on (inference/parallel). Where the
-    source is not tensor parallel, they are of the class that a config names (inference/autotp), or a layout of the user's own
-    that extends zero1 says them. From a pipeline, `pp`, `stages` and `partition` deal its layers; from tensors with a
-    pipeline's names, too, with `tied` beside them (inference/layered); from a model with experts, `ep` deals those.
+    Values that its call leaves open come from the source, with their origin. If a shipped layout is called at another
+    tensor-parallel degree, `zero1(dp=2, tp=4)`, it gets the cuts that DeepSpeed makes at that degree, derived from the source's
+    cuts; `kv_heads` gives a size for them (inference/parallel). If the source is not tensor parallel, the cuts come
+    from the class that a config names (inference/autotp), or from a user's layout that extends zero1. `pp`, `stages` and
+    `partition` distribute the layers of a pipeline, or, with `tied`, of tensors with a pipeline's names (inference/layered).
+    `ep` distributes experts.
     """
     model = given.model or source.model
     own = _own_model(one, source, given)
@@ -129,7 +135,7 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
 
 
 def _not_taken(one: Called, source: Side) -> frozenset[str]:
-    """What a target does not take over of its source."""
+    """Settings that a target does not inherit from its source."""
     if source.checkpoint is None or not format_named(source.checkpoint.format).has_own_mesh:
         return _OWN_NAMES
     is_alike = one.library.chain(one.call.name)[-1].node.name == source.checkpoint.format
@@ -137,30 +143,33 @@ def _not_taken(one: Called, source: Side) -> frozenset[str]:
 
 
 def _own_model(one: Called, source: Side, given: Given) -> nodes.Model | None:
-    """The target's model, where it is not the source's with what is changed by name."""
+    """The target's own model. None: the source's, with changes by name."""
     if not one.is_of_any:
         return one.model(evolve(given, config=given.config if given.config is not None else source.given.config))
     return given.model if given.model is not None and given.model != source.model else None
 
 
 def _changes(source: Side, given: Given, own: nodes.Model | None) -> Changes | None:
-    """What is asked of the source's parameters, if anything is. Raises: UcplError E300, E327, E328, E329."""
+    """Requested changes of the source's parameters.
+
+    None: none are requested. Raises: UcplError E300, E327, E328, E329.
+    """
     if not (given.drop or given.freeze or given.train):
         return None
-    from ucpl.conversion.changing import changes_of  # who only looks at a checkpoint needs no compiler
+    from ucpl.conversion.changing import changes_of  # reading a checkpoint needs no compiler
 
     return changes_of(source, given, own)
 
 
 def _without(source: Side, changes: Changes | None) -> Side:
-    """The source as a target's layout is made of it."""
+    """The source without dropped parameters, for a target's layout."""
     if changes is None or source.checkpoint is None:
         return source
     return evolve(source, checkpoint=lessened(source.checkpoint, changes.gone))
 
 
 def _changed(made: Side, source: Side, changes: Changes) -> Side:
-    """The target, with what parameters begin with that are trained from here on."""
+    """The target, with first states of newly trained parameters."""
     from ucpl.conversion.changing import demand_acting, demand_left_out, demand_states_left_out
     from ucpl.conversion.grouping import begins, demand_experts
 
@@ -177,7 +186,7 @@ def _changed(made: Side, source: Side, changes: Changes) -> Side:
 
 
 def _cut_as_deepspeed(one: Called, source: Side, given: Given, notes: tuple[Note, ...]) -> Side:
-    """A side of its layout; where that is of any model and leaves cuts open, with those that DeepSpeed would make."""
+    """Place a layout, with DeepSpeed's cuts if its call leaves them open."""
     if given.model is None:
         return located(one, given, notes=notes)
     from ucpl.inference import layered, parallel, ranks
@@ -202,16 +211,17 @@ def _cut_as_deepspeed(one: Called, source: Side, given: Given, notes: tuple[Note
 def sides(
     source: Called | None, target: Called, given: Given, checkpoint: Checkpoint | None = None
 ) -> tuple[Side, Side]:
-    """Both sides of a plan. A checkpoint's headers, or the model given, close layouts of any model.
+    """Both sides of a plan.
 
-    source: None, where the checkpoint itself says what it is.
+    A checkpoint's headers, or the given model, close layouts of any model. source: None if the layout is inferred from the
+    checkpoint.
     """
     if checkpoint is not None:
         opened, did = passed(Opened(checkpoint, source, target, given))
         here = source_side(opened.checkpoint, opened.source, evolve(given, model=None))
         return evolve(here, passes=did), target_side(opened.target, here, given)
     assert source is not None
-    if given.model is None:  # a side of a named model says what the other is over
+    if given.model is None:  # a side with its own model gives the other its model
         named = next((one for one in (source, target) if not one.is_of_any), None)
         given = evolve(given, model=named.model(given) if named is not None else None)
     here = located(source, given)

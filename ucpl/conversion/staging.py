@@ -1,8 +1,10 @@
-"""Files that are made for a target before it is written: in a hidden folder beside it, which goes when the target is there.
+"""Files made for a target before it is written.
+
+They are in a hidden folder next to the target, which is removed when the target is complete:
 
 .NAME.ucpl-made/      a folder of weights for each file that is made anew, and texts/
 
-What an interrupted run has made stays with its work, and is made once more where the run goes on: the same bytes.
+An interrupted run keeps its files. A resumed run makes them again with the same bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ __all__ = ["clear_made", "with_made"]
 
 @contextmanager
 def with_made(known: Checked, target: Path, how: How) -> Iterator[Checkpoint]:
-    """The source, with the files in its container that are made for this target. Raises: UcplError E500-E508, E610-E614."""
+    """The source, with files made for this target in its container.
+
+    Raises: UcplError E500-E508, E610-E614.
+    """
     if not known.anew:
         clear_made(target)
         yield known.source
@@ -71,7 +76,10 @@ def _empty(folder: Path) -> None:
 
 
 def clear_made(target: Path) -> None:
-    """What a killed run left there. Raises: UcplError E502 where a living one makes it, E503 where it does not go."""
+    """Remove the files of a killed run.
+
+    Raises: UcplError E502 if a running one uses them, E503 if they cannot be removed.
+    """
     folder = _folder(target)
     if not os.path.lexists(folder):
         return
@@ -125,6 +133,6 @@ def _with_paths(source: Checkpoint, paths: dict[str, Path]) -> Checkpoint:
     files = (
         evolve(f, path=paths[f.name], size=sizes[f.name]) if f.name in paths else f
         for f in container.files
-        if f.name in paths or not f.anew  # a shard of which nothing is left
+        if f.name in paths or not f.anew  # a shard without remaining tensors
     )
     return evolve(source, container=evolve(container, files=tuple(files)))

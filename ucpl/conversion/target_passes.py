@@ -167,7 +167,7 @@ def applied(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
 
 
 def ungrouped(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
-    """The metadata before `regroup`: groups of the source, with the target's names of tensors."""
+    """The metadata before `regroup`: the source's groups, with the target's names."""
     for each in TARGET_PASSES[:-1]:
         checkpoint = each.apply(checkpoint, recipe)
     return as_called(checkpoint, recipe)

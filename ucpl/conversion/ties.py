@@ -1,8 +1,8 @@
-"""Ties that the class of a Hugging Face folder's config tells, and the folder does not: a module is known by all its names.
+"""Tied weights from the class of a Hugging Face folder's config.
 
-transformers stores a tied tensor once; its Trainer under DeepSpeed stores it under both names, as two tensors. For an engine
-of DeepSpeed they are one parameter with two names in either case. A class that cannot be asked, as without transformers, tells
-nothing.
+transformers stores a tied tensor once; its Trainer under DeepSpeed stores it under both names, as two tensors. For an engine of
+DeepSpeed they are one parameter with two names in either case. If the class cannot be loaded, as without transformers, no ties
+are found.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ __all__ = ["framework_of", "of_ties", "with_ties"]
 def of_ties(
     checkpoint: Checkpoint, source: Called | None, target: Called, config: Config | None
 ) -> tuple[Checkpoint, Called | None]:
-    """A folder that stores one tensor under two names, as a source that says so; others as they are.
+    """Describe both copies of a tied tensor as one with an alias.
 
-    What is stored twice is held against each other where the plan is run.
+    Other folders are unchanged. A run of the plan compares both copies.
     """
     if (
         source is not None
@@ -77,7 +77,7 @@ def _may_tie(checkpoint: Checkpoint, config: Config) -> bool:
 
 
 def framework_of(one: Called) -> str:
-    """Whose files a layout is of, as it or one that it extends says."""
+    """The framework of a layout or of one that it extends."""
     from ucpl.language import nodes
 
     for link in one.library.chain(one.call.name):

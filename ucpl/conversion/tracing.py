@@ -1,4 +1,7 @@
-"""Where an element of a target comes from, as a plan moves it: file, key and position on both sides, of every state."""
+"""Traces an element of a target to its source in a plan.
+
+The result has file, key and position on both sides, for every state.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ __all__ = ["End", "Traced", "traced"]
 _ELEMENT = re.compile(r"(?P<name>[^\[\]]+)(?:\[(?P<index>[^\[\]]*)\])?")
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _SHOWN = 10  # of the names that a plan has
-_CALLED = "<command line>"  # where what is asked for stands
+_CALLED = "<command line>"  # the place of the requested element
 
 Spot = tuple[str, int, int]  # a state, the number of a target, a position in it
 
@@ -43,7 +46,7 @@ class End:
 
 @frozen
 class Traced:
-    """One run of elements, or one element of it: from where it goes to where."""
+    """Source and target of a run of elements, or of one."""
 
     element: str  # of a run: the tensor
     state: str
@@ -55,10 +58,10 @@ class Traced:
 
 
 def traced(plan: Plan, file: str, asked: str, state: str | None) -> tuple[str, list[Traced]]:
-    """The tensor that is asked for, and what is put there: all its runs, or those that put one element of it.
+    """The requested tensor and its runs, or the runs of one element.
 
-    file: where the plan lies, for messages. asked: `wte.weight`, `wte.weight[3, 17]`, `wte.weight[v=3, h=17]`. state: this one
-    alone. Raises: UcplError E181, E182, E351.
+    file: path of the plan, for messages. asked: `wte.weight`, `wte.weight[3, 17]`, `wte.weight[v=3, h=17]`. state: only this
+    one. Raises: UcplError E181, E182, E351.
     """
     whole = asked.strip()
     found = _ELEMENT.fullmatch(whole)
@@ -89,7 +92,7 @@ def _runs(plan: Plan, name: str, state: str | None) -> Iterator[Traced]:
 def _of_element(plan: Plan, file: str, said: list[str], text: str, state: str | None) -> list[Traced]:
     """The moves that put one element where the target stores it.
 
-    said: the tensor; or, where a dim has a size for each layer, those of each size, of which one has the element.
+    `said`: the tensor. If a dim has a size for each layer: one tensor for each size; one of them has the element.
     """
     from ucpl.placement import locate
     from ucpl.placement.placement import element_name
@@ -98,7 +101,7 @@ def _of_element(plan: Plan, file: str, said: list[str], text: str, state: str | 
     name, index = _chosen(text, [layout.tensors[one] for one in said])
     named = element_name(layout, name, index)
     out: list[Traced] = []
-    members: set[tuple[int, tuple[int, ...] | None]] = set()  # of each target: what is put together there
+    members: set[tuple[int, tuple[int, ...] | None]] = set()  # of each target: the parts that are combined there
     for its_state, target, position in _spots(plan, locate(layout), name, index):
         if state is not None and its_state != state:
             continue
@@ -117,7 +120,10 @@ def _of_element(plan: Plan, file: str, said: list[str], text: str, state: str | 
 
 
 def _layout(plan: Plan, file: str, said: list[str], text: str) -> Layout:
-    """The target's layout, as the plan carries it. Raises: E181 where it carries none, E351."""
+    """The target's layout in the plan.
+
+    Raises: E181 if it has none, E351.
+    """
     from ucpl.language import nodes
     from ucpl.layout import load, resolve
 
@@ -137,7 +143,7 @@ def _layout(plan: Plan, file: str, said: list[str], text: str) -> Layout:
 
 
 def _spots(plan: Plan, placement: Placement, name: str, index: tuple[int, ...]) -> Iterator[Spot]:
-    """Where the target stores an element."""
+    """Places of an element in the target."""
     from ucpl.verification.elements import spots_of
 
     homes = [(p.state, h) for p in placement.parts for h in p.homes]
@@ -151,7 +157,10 @@ def _spots(plan: Plan, placement: Placement, name: str, index: tuple[int, ...]) 
 
 
 def _member(plan: Plan, m: Runs, i: int) -> tuple[int, ...] | None:
-    """Of a row of a mean or sum: where its rank stands along the axes that it is over. Of others: None."""
+    """The rank coordinates of a row along the reduced axes.
+
+    None: the row is not part of a mean or sum.
+    """
     rank = plan.sources[int(m.source[i])].rank
     return tuple(rank // divisor % degree for divisor, degree in m.over) or None
 
@@ -172,7 +181,7 @@ def _unravel(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _within(position: int, offset: int, stride: list[int], shape: list[int]) -> list[int] | None:
-    """Where in a strided box a position lies; None: it does not."""
+    """Index of a position in a strided box; None: outside."""
     left = position - offset
     at = [0] * len(shape)
     if left < 0:
@@ -188,7 +197,10 @@ def _within(position: int, offset: int, stride: list[int], shape: list[int]) -> 
 
 
 def _chosen(text: str, tensors: list[LogicalTensor]) -> tuple[str, tuple[int, ...]]:
-    """The tensor that has an element, and where: `3, 17` or `h=3, d=17`, in indices of whole dims. Raises: E181, E182."""
+    """The tensor with an element, and the element's index in it.
+
+    text: `3, 17` or `h=3, d=17`, in indices of unsplit dims. Raises: E181, E182.
+    """
     name = whole_name(tensors[0].path)
     where = Label(_CALLED, where=f"{name}[{text}]")
     values = _numbers(text, tensors[0], where)
@@ -212,7 +224,7 @@ def _chosen(text: str, tensors: list[LogicalTensor]) -> tuple[str, tuple[int, ..
 
 
 def _there(values: list[int], tensor: LogicalTensor) -> tuple[int, list[int]]:
-    """An element that a tensor has, with as many of the numbers as it has from the first on, and how many those are."""
+    """Count of leading numbers that fit, and an element with these."""
     count = 0
     while count < min(len(values), len(tensor.indices)) and values[count] in tensor.indices[count]:
         count += 1
