@@ -1,8 +1,8 @@
-"""Small sizes for a model that has none, or that is too large to number: drawn, and held to what the text says of them.
+"""Small random sizes for a model with open or very large dims.
 
-A dim that rests on a config that is not there, and one that is large, gets a size of its own; what is computed from others
-stays computed. A text that has `w : l[2..]` or `n[..24]` gets an l above 2 and an n of 24 or more; a
-dim that is cut into sizes given as numbers, or of which a list of layers speaks, keeps its own.
+A dim that depends on an absent config, or that is large, gets a drawn size; dims that are computed from others stay computed.
+Drawn sizes satisfy the ranges of the text: with `w : l[2..]` or `n[..24]`, l is above 2 and n is at least 24. A dim that is cut
+into sizes given as numbers, or that a list of layers indexes, keeps its size.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ LARGE = 12  # a size up to this is no reason to draw another
 
 @frozen
 class Sizes:
-    """What may be drawn for a layout's dims, and within which bounds."""
+    """The dims that may be drawn for a layout, and their bounds."""
 
-    missing: tuple[str, ...]  # rest on a config that is not there
-    others: tuple[str, ...]  # have a size that is said by a number or a config
-    least: dict[str, int] = field(factory=dict)  # bounds that the texts have
+    missing: tuple[str, ...]  # depend on an absent config
+    others: tuple[str, ...]  # have a size from a number or a config
+    least: dict[str, int] = field(factory=dict)  # bounds from the texts
     kept: frozenset[str] = frozenset()
 
     @classmethod
@@ -45,7 +45,10 @@ class Sizes:
         config: Config,
         lets: Sequence[nodes.Binding] = (),
     ) -> Sizes:
-        """`lets`: numbers of the file, of which dims may be made."""
+        """Find the dims to draw.
+
+        lets: numbers of the file that dims may use.
+        """
         bindings = [b for i in model.items if isinstance(i, nodes.Dims) for b in i.bindings if b.name not in given]
         least, kept = _bounds(model, *layouts)
         numbers = [b for i in model.items if isinstance(i, nodes.Let) for b in i.bindings]
@@ -57,7 +60,10 @@ class Sizes:
     def draw(
         self, chance: random.Random, model: nodes.Model, given: Mapping[str, Value], config: Config
     ) -> dict[str, int]:
-        """Sizes for what has none; where the model is too large to number, for the largest that are said, too."""
+        """Draw sizes for open dims.
+
+        If the model has too many elements for `roundtrip`, the largest other dims are drawn, too.
+        """
         out = {name: self.one(name, chance) for name in self.missing}
         layout = probed(model, {**given, **out}, config)
         left = [n for n in self.others if layout is not None and layout.sizes.get(n, 0) > LARGE]
@@ -70,7 +76,10 @@ class Sizes:
         return out
 
     def one(self, name: str, chance: random.Random, was: int = 0) -> int:
-        """A small size, or a divisor of what it was: a width is divided by heads that a config says."""
+        """A small size, or a divisor of the present one.
+
+        A width must be divisible by the heads of a config.
+        """
         least = self.least.get(name, 0)
         pool = (*POOL, *(n for n in range(LARGE + 1, min(was, DIVISOR_MAX) + 1) if was % n == 0))
         return chance.choice([n for n in pool if n >= least] or [-(-least // 12) * 12, least])
@@ -83,7 +92,10 @@ def lets_of(library: Library) -> list[nodes.Binding]:
 
 
 def probed(model: nodes.Model, sizes: Mapping[str, Value], config: Config) -> Layout | None:
-    """The model's tensors and sizes; None where it has none: what is wrong is said where the layout itself is resolved."""
+    """The model's tensors and sizes, or None if it cannot be resolved.
+
+    The error is reported when the layout itself is resolved.
+    """
     probe = load(("<probe>", "ucpl 1\nlayout probe() of any {\n  file weights = none\n  * = ...\n}\n"))
     try:
         return resolve(probe, nodes.Call("probe"), model=model, config=config, define_sizes=dict(sizes))
@@ -92,7 +104,7 @@ def probed(model: nodes.Model, sizes: Mapping[str, Value], config: Config) -> La
 
 
 def absent(expr: nodes.Expr, config: Config) -> bool:
-    """Whether an expression rests on a config's key that is not there, outside `default`."""
+    """True if an expression needs an absent config key, outside `default`."""
     match expr:
         case nodes.Name(path=path) if path.startswith("config."):
             value: object = config
@@ -112,13 +124,13 @@ def absent(expr: nodes.Expr, config: Config) -> bool:
 
 
 def _is_number(expr: nodes.Expr, config: Config) -> bool:
-    """Whether an expression needs a config that is absent, and is one number, no list."""
+    """True if an expression needs an absent config and is no list."""
     lists = any(isinstance(n, nodes.List) or (isinstance(n, nodes.Function) and n.name == "where") for n in walk(expr))
     return absent(expr, config) and not lists
 
 
 def _is_said(expr: nodes.Expr) -> bool:
-    """A number, or what a config says: not what is computed from other dims."""
+    """True for a number or a config's value, false for computed dims."""
     names = [n.path for n in walk(expr) if isinstance(n, nodes.Name)]
     return isinstance(expr, nodes.Number) or bool(names and all(n.startswith("config.") for n in names))
 
@@ -145,7 +157,10 @@ def _bounds(*roots: nodes.Model | nodes.Layout) -> tuple[dict[str, int], frozens
 
 
 def _ends(item: nodes.Range | nodes.Expr) -> Iterator[int]:
-    """How large a dim must be, for a range or an index to be inside it and to leave nothing of it empty."""
+    """The least sizes of a dim for a range or an index.
+
+    The range or index is inside the dim, and no part is empty.
+    """
     match item:
         case nodes.Range(start=start, stop=stop):
             yield from (e.value + 1 for e in (start, stop) if isinstance(e, nodes.Number) and e.value > 0)

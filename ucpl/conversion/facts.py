@@ -1,4 +1,4 @@
-"""What a checkpoint is, from its headers alone: the facts that `inspect` tells, as plain values."""
+"""Facts of a checkpoint for `inspect`, from headers alone, as plain values."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class TensorFacts(TypedDict):
 class ContainerFacts(TypedDict):
     kind: str
     title: str
-    files: dict[str, str]  # name -> what becomes of it: carry, weights, rank, or unknown
-    skipped: dict[str, str]  # name -> why it is no file of it
+    files: dict[str, str]  # name -> its use: carry, weights, rank, or unknown
+    skipped: dict[str, str]  # name -> reason for which it is not used
 
 
 class Facts(TypedDict):
-    """All that `inspect` says. Its keys are those of `--json`, in their order."""
+    """All output of `inspect`, with the keys of `--json` in order."""
 
     checkpoint: str
     framework: str
@@ -69,7 +69,7 @@ class Facts(TypedDict):
     aliases: dict[str, str]
     frozen: list[str]
     buffers: list[str]
-    cuts: dict[str, int]  # what says how tensors are cut over tp: of how many
+    cuts: dict[str, int]  # origin of tensors' cuts over tp -> number of tensors
     carried: list[str]
     client_state: dict[str, str]
     unknown_globals: list[str]
@@ -127,7 +127,7 @@ def facts(c: Checkpoint) -> Facts:
 
 
 def _container(c: Checkpoint) -> ContainerFacts | None:
-    """The folder around the shards, where a training framework keeps files of its own there."""
+    """The folder around the shards, if a training framework has files there."""
     if c.container is None:
         return None
     files = {f.name: f.rule.fate if f.rule is not None else "unknown" for f in c.container.files}

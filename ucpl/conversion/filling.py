@@ -1,4 +1,4 @@
-"""`--fill NAME=VALUE`: `fill` lines beside a target's call, as if its layout said them."""
+"""Fill lines from `--fill NAME=VALUE`, added to a target's layout."""
 
 from __future__ import annotations
 
@@ -27,7 +27,12 @@ _TEXT = "ucpl 1\nlayout x() of any {{\n  fill {} = {}\n}}\n"
 
 
 def with_fills(one: Called, texts: Sequence[str], model: nodes.Model) -> Called:
-    """The layout with these lines behind its own. `model`: what it is over. Raises: UcplError E197."""
+    """The layout with these lines after its own.
+
+    model: the model of the layout.
+
+    Raises: UcplError E197.
+    """
     if not texts:
         return one
     known = one.library.layout(one.call.name)
@@ -38,7 +43,10 @@ def with_fills(one: Called, texts: Sequence[str], model: nodes.Model) -> Called:
 
 
 def begun(source: Side, target: Side) -> tuple[dict[str, dict[str, float]], tuple[str, ...]]:
-    """Numbers (`step`) that `fill` lines give to parameters without any, and a line for each state."""
+    """Numbers (`step`) from `fill` lines, and one note for each state.
+
+    The lines give numbers to parameters that have none.
+    """
     has_numbers = not format_named(target.layout.framework).has_tensors_alone
     known = source.checkpoint.state.scalars if source.checkpoint is not None else None
     kept = {s.name for s in source.layout.states if s.scalar}
@@ -65,7 +73,10 @@ def begun(source: Side, target: Side) -> tuple[dict[str, dict[str, float]], tupl
 
 
 def _lines(text: str, model: nodes.Model, *, is_of_any: bool) -> list[nodes.LayoutItem]:
-    """`exp_avg=0`, `embed[v[32000..]]=0`, `state exp_avg=0`: a bare name is a tensor or, like those of --drop, a state."""
+    """Parse `exp_avg=0`, `embed[v[32000..]]=0` or `state exp_avg=0`.
+
+    A bare name is a tensor or, as in --drop, a state.
+    """
     left, equals, value = (part.strip() for part in text.rpartition("="))
     if not equals or not left or not value:
         _refuse(text, "not of the form NAME=VALUE")
@@ -81,7 +92,10 @@ def _lines(text: str, model: nodes.Model, *, is_of_any: bool) -> list[nodes.Layo
 
 
 def _meant(text: str, line: nodes.LayoutItem, model: nodes.Model, *, is_of_any: bool) -> nodes.LayoutItem:
-    """A bare name that no tensor has is a state's: over any model a new one, too."""
+    """Resolve a bare name: if no tensor has it, a state.
+
+    Over any model, the state can be new.
+    """
     if not isinstance(line, nodes.Fill) or line.path == "*" or line.glob or line.indices or line.of:
         return line
     tensors = {i.path for i in model.items if isinstance(i, nodes.Tensor | nodes.Alias)}
@@ -110,7 +124,10 @@ def _meant(text: str, line: nodes.LayoutItem, model: nodes.Model, *, is_of_any: 
 
 
 def _like(name: str) -> tuple[str, ...]:
-    """Names beside which a state that is near them is new, and no slip: `exp_avg` and `exp_avg_sq`."""
+    """Similar names that are no misspellings of each other.
+
+    Examples are `exp_avg` and `exp_avg_sq`: one can be a new state if the other exists.
+    """
     return (f"{name}_sq", name.removesuffix("_sq"), f"max_{name}", name.removeprefix("max_"))
 
 

@@ -1,7 +1,8 @@
-"""Stored tensors that are alike, as one row: of one shape, with the same boxes, in files and keys of one form.
+"""Similar stored tensors, collapsed to one row.
 
-Layers, experts and ranks that differ in nothing but their numbers are such: `layers.{3..61}.experts.{0..256}.up` is 14,848
-stored tensors. Numbers are told as the language tells ranges: without the one behind the last.
+Such tensors have one shape, the same boxes, and the same pattern of file and key. Examples are layers, experts and ranks that
+differ only in their numbers: `layers.{3..61}.experts.{0..256}.up` is 14,848 stored tensors. The end of a range is exclusive, as
+in the language.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Box = tuple[int, tuple[int, ...], tuple[int, ...], int]  # tensor, sizes, steps 
 
 @frozen
 class _Same:
-    """What stored tensors have in common that are one row."""
+    """The common properties of the stored tensors of one row."""
 
     shape: tuple[int, ...]
     padding: int
@@ -36,7 +37,10 @@ class _Same:
 
 @define
 class _Row:
-    """Numbers of the stored tensors of a row. lows: of each box, of each dim, where it starts."""
+    """Numbers of the stored tensors of a row.
+
+    lows: for each box and each dim, its first indices.
+    """
 
     count: int = 0
     ranks: set[int] = field(factory=set)
@@ -64,7 +68,10 @@ def _rows(part: Part, rank: int | None) -> dict[_Same, _Row]:
 
 
 def _add(out: dict[_Same, _Row], part: Part, block: Block, c: int, held: tuple[I64, int]) -> None:
-    """The stored tensors of a block at one coordinate. held: rows of the part's boxes, and the number of the first tensor."""
+    """Add the stored tensors of a block at one coordinate.
+
+    held: rows of the part's boxes, and the number of the first tensor.
+    """
     shape, padding = tuple(block.shape[c].tolist()), int(block.padding[c])
     names = tuple(tuple(p if isinstance(p, str) else None for p in name) for name in (block.file, *block.key))
     for choices, rows in _alike(part, held, block.choices):
@@ -84,7 +91,7 @@ def _add(out: dict[_Same, _Row], part: Part, block: Block, c: int, held: tuple[I
 
 
 def _alike(part: Part, held: tuple[I64, int], choices: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Choices of the bracketed indices with the rows that cover them: those that the same rows cover, together."""
+    """Choices of the bracketed indices, grouped by the rows that cover them."""
     rows, first = held
     runs: dict[tuple[int, ...], list[int]] = {}
     for r in rows.tolist():
@@ -102,7 +109,7 @@ def _alike(part: Part, held: tuple[I64, int], choices: int) -> Iterator[tuple[li
         yield from ((together, list(found)) for found, together in alike.items())
     bare = sorted(set(range(choices)) - {c for run in runs for c in run})
     if bare:
-        yield bare, []  # nothing but padding, or of no size
+        yield bare, []  # only padding, or of no size
 
 
 def _choices(part: Part, r: int, first: int) -> list[int]:
@@ -161,7 +168,7 @@ def _filled(name: object, holes: Iterator[list[str]]) -> str:
 
 
 def _texts(found: list[str]) -> str:
-    """What stands at one place of a name: a text, or in braces those that do."""
+    """The text at one place of a name, or several in braces."""
     texts = list(dict.fromkeys(found))
     if len(texts) == 1:
         return texts[0]
@@ -181,7 +188,10 @@ def _first(placement: Placement, path: str, lows: list[set[int]]) -> str:
 
 
 def numbers(found: Iterable[int]) -> str:
-    """Whole numbers as a range where they have one step: `0..61`, `0..8 by 2`, `1, 4, 5`."""
+    """Integers as text: `0..61`, `0..8 by 2`, `1, 4, 5`.
+
+    They are a range if they have one step.
+    """
     values = sorted(set(found))
     steps = {b - a for a, b in pairwise(values)}
     if len(values) > 1 and len(steps) == 1:

@@ -1,6 +1,6 @@
-"""Forms of files: what a framework's store reads and writes, and what a file's name says of its form.
+"""Checks of file forms against a framework's store and the file's name.
 
-A layout without a framework is planned and proved, and nothing of it is opened: it may name any form.
+A layout without a framework is planned and proved, but its files are never opened. So it may name any form.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ _SUFFIX = ".safetensors"
 
 
 def demand_forms(layout: Layout) -> None:
-    """Raises: UcplError E397 for a form that the layout's store does not know, or that the file's own name denies."""
+    """Check the forms of a layout's files.
+
+    Raises: UcplError E397 if the layout's store does not know a form, or if the file's name is one of another form.
+    """
     known = format_named(layout.framework).forms
     for rule in layout.files.values() if known else ():
         if rule.form is None:
@@ -37,7 +40,11 @@ def demand_forms(layout: Layout) -> None:
 
 
 def _demand_suffix(rule: FileRule) -> None:
-    """The store goes by the name: what ends in .safetensors is such a file, and nothing else is."""
+    """Check the suffix of a file's name.
+
+    The store derives the form from it.
+    Only files of the form safetensors or memory end in .safetensors.
+    """
     ending = rule.path.parts[-1] if rule.path is not None and rule.path.parts else ""
     if isinstance(ending, str) and ending and ending.endswith(_SUFFIX) != (rule.form in ("safetensors", "memory")):
         said = rule.path.text if rule.path is not None else ""
@@ -52,7 +59,9 @@ def _demand_suffix(rule: FileRule) -> None:
 
 
 def demand_names(layout: Layout) -> None:
-    """That files have names which can be written below a folder, and which the layout's framework looks for.
+    """Check that files have names that can be written and found.
+
+    A name must be inside the target's folder, and the layout's framework must look for it.
 
     Raises: UcplError E397.
     """
@@ -84,7 +93,7 @@ def demand_names(layout: Layout) -> None:
 
 
 def _unwritable(rule: FileRule) -> tuple[str, str] | None:
-    """What is wrong with a file's name, and what to write; None where it can be written."""
+    """The fault of a file's name and its remedy, or None."""
     text = rule.path.text if rule.path is not None else ""
     parts = text.split("/")
     odd = next((c for c in text if ord(c) < 32 or ord(c) == 127), None)
@@ -109,7 +118,7 @@ def _unwritable(rule: FileRule) -> tuple[str, str] | None:
 
 
 def _is_marked(rule: FileRule, marks: tuple[str, ...]) -> bool:
-    """Whether a name has one of these parts, as all names of a format have."""
+    """True if a name contains one of a format's marks."""
     text = "".join(part for part in rule.path.parts if isinstance(part, str)) if rule.path is not None else ""
     return any(mark in text for mark in marks)
 

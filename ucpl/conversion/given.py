@@ -1,4 +1,4 @@
-"""What a caller gives, as records: a layout by its call, and what is said beside it."""
+"""Records of a request: a layout by its call, and further options."""
 
 from __future__ import annotations
 
@@ -35,11 +35,14 @@ _NO_PATH = (
     "give the path of a checkpoint that is there, FILE.ucpl:LAYOUT(...), or a layout that ships, as in zero1(dp=4)"
 )
 Config = dict[str, "Json"]  # a config.json
-Inherited = dict[str, tuple["Value", str]]  # values for what a call leaves open, each with its origin
+Inherited = dict[str, tuple["Value", str]]  # values of parameters that a call leaves open, each with its origin
 
 
 class Called(NamedTuple):
-    """A layout by its call, and the library that knows it. A tuple, so that the two can be taken apart."""
+    """A layout by its call, and the library that contains it.
+
+    It is a tuple, so that callers can unpack it.
+    """
 
     library: Library
     call: nodes.Call
@@ -60,11 +63,14 @@ class Called(NamedTuple):
 
     @property
     def is_of_any(self) -> bool:
-        """Whether it needs a model from elsewhere."""
+        """True if the layout needs a model from another place."""
         return self.layout.of == "any"
 
     def model(self, given: Given) -> nodes.Model:
-        """The model that it is of, as this call has it: its arguments and the numbers of its files go along."""
+        """The layout's own model, with the arguments of this call.
+
+        The numbers of its files apply, too.
+        """
         from ucpl.language import nodes
         from ucpl.layout import statements
 
@@ -75,20 +81,20 @@ class Called(NamedTuple):
 
 @frozen(eq=False)
 class Given:
-    """What is said beside a layout's call."""
+    """The options of one conversion besides the layout's call."""
 
-    model: nodes.Model | None = None  # what a layout of any model is over
-    config: Config | None = None  # what `config.x` is
-    config_file: Path | None = None  # where it was read
+    model: nodes.Model | None = None  # the model for a layout of any model
+    config: Config | None = None  # the values of `config.x`
+    config_file: Path | None = None  # the file that it was read from
     sizes: dict[str, Value] = field(factory=dict)  # -D
     inherited: Inherited = field(factory=dict)
     fill: tuple[str, ...] = ()  # `fill` lines of the target, as NAME=VALUE
     drop: tuple[str, ...] = ()  # tensors, states and keys of client_state that are left out; globs over tensors
-    freeze: tuple[str, ...] = ()  # parameters that are not trained from here on; globs, too
-    train: tuple[str, ...] = ()  # frozen ones that are, as NAME or NAME=GROUP
-    said_by: nodes.Plan | None = None  # the statement that says some of drop, freeze and train
+    freeze: tuple[str, ...] = ()  # parameters that the target does not train; globs, too
+    train: tuple[str, ...] = ()  # frozen parameters that the target trains, as NAME or NAME=GROUP
+    said_by: nodes.Plan | None = None  # the statement that some of drop, freeze and train come from
     weights_alone: bool = False  # the optimizer of the source is not read
-    skipped: frozenset[str] = frozenset()  # states that are not read, since they cannot be and are dropped by name
+    skipped: frozenset[str] = frozenset()  # states that cannot be read and are dropped by name
     why_skipped: str = ""  # without such an option: the fault of the optimizer
     bare: bool = False  # layouts are resolved and not located: one rank will be asked for
 
@@ -105,9 +111,11 @@ def config_at(path: Path) -> Config:
 
 
 def library_of(path: str | Path) -> Library:
-    """The models, layouts and plans of a .ucpl file and of what it imports, over the shipped specs.
+    """The models, layouts and plans of a .ucpl file and its imports.
 
-    Raises: UcplError, E170 where the file cannot be read.
+    The specs that ship are part of the library.
+
+    Raises: UcplError; E170 if the file cannot be read.
     """
     from ucpl.layout import load
     from ucpl.resources import spec_files, spec_text
@@ -120,7 +128,7 @@ def library_of(path: str | Path) -> Library:
 
 
 def called(text: str | Called) -> Called:
-    """`zero1(dp=8)` or `path/to/file.ucpl:megatron(tp=2)`: the call, and a library that knows the layout."""
+    """Parse `zero1(dp=8)` or `path/to/file.ucpl:megatron(tp=2)`."""
     from ucpl.language import parse_call
     from ucpl.layout import load
 
@@ -140,7 +148,10 @@ def called(text: str | Called) -> Called:
 
 
 def _no_layout(text: str, error: UcplError) -> UcplError:
-    """What is no call, or by its name alone no layout: a path that is not there, or a file that is called otherwise."""
+    """An error with a remedy for a text that names no layout.
+
+    Usual causes are a path that does not exist, and a misspelled name of a file.
+    """
     found = error.diagnostics[0]
     if ".ucpl." in text:
         remedy = f"a layout of a file stands behind a colon: {text.replace('.ucpl.', '.ucpl:', 1)}"
@@ -159,7 +170,10 @@ def _no_layout(text: str, error: UcplError) -> UcplError:
 
 
 def _layouts_at(path: str) -> str:
-    """What to write for a path where a layout is meant: the layouts of a text, each with what it needs."""
+    """The remedy for a path that is given as a layout.
+
+    For a .ucpl file, it lists the file's layouts with their required parameters.
+    """
     if not path.endswith(".ucpl") or not os.path.isfile(path):
         return "write FILE.ucpl:LAYOUT(...), or a layout that ships, as in zero1(dp=4)"
     from ucpl.language import nodes
@@ -177,20 +191,26 @@ def _layouts_at(path: str) -> str:
 
 
 def is_checkpoint(text: str) -> bool:
-    """Whether a LAYOUT is given as the checkpoint that has it: a path that exists, or that may not be looked at."""
+    """True if a LAYOUT is given as a checkpoint's path.
+
+    The path exists, or permissions hide it.
+    """
     if ".ucpl:" in text or text.endswith(")"):
         return False
     try:
         os.stat(text)
     except PermissionError:
-        return os.sep in text  # a name by itself is a layout's
+        return os.sep in text  # a name without a folder is a layout's
     except (OSError, ValueError):
         return False
     return True
 
 
 def model_named(text: str, sizes: dict[str, Value] | None = None) -> nodes.Model:
-    """`FILE:NAME` or `FILE:NAME(layers = 4)`, a model of a .ucpl file. Raises: UcplError E178, E110, E116 to E125."""
+    """The model of `FILE:NAME` or `FILE:NAME(layers = 4)`.
+
+    Raises: UcplError E178, E110, E116 to E125.
+    """
     from ucpl.language import parse_call
     from ucpl.layout.statements import called_model
 

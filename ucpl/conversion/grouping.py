@@ -1,7 +1,7 @@
-"""The optimizer's groups of a target whose parameters are others than the source's: who is in which, and where in it.
+"""Optimizer groups of a target with changed parameters: members and their order.
 
-A flat buffer is read by position, so a parameter that is trained from here on must stand where the job's own optimizer has
-it. Where that is not plain, it is asked for.
+A flat buffer is read by position, so a newly trained parameter must have the position that it has in the job's own optimizer.
+If the group is ambiguous, the user has to name it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["begins", "dealt", "demand_experts"]
 
 Asked = Mapping[str, tuple[str, str | None]]  # tensor -> (the text that says it, the group that it names)
 
-# States that torch.optim's optimizers begin at 0. What is in no list is asked for.
+# States that torch.optim's optimizers begin at 0. The user has to give the values of others.
 FROM_ZERO = frozenset(
     {
         "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg", "acc_delta",
@@ -35,12 +35,12 @@ FROM_ZERO = frozenset(
 
 @frozen(eq=False)
 class _Groups:
-    """The source's groups, without what is dropped or frozen."""
+    """The source's groups, without dropped or frozen parameters."""
 
     source: Side
     left: dict[str, list[str]]
     order: dict[str, int]  # of the model's tensors
-    new: dict[str, str]  # groups that are to be, each with the one that it is like
+    new: dict[str, str]  # new groups, each with the one whose hyper-parameters it gets
     voice: Voice
 
     @property
@@ -48,7 +48,7 @@ class _Groups:
         return self.source.layout
 
     def candidates(self, path: str) -> list[str]:
-        """Groups that a parameter can be in: those of experts hold experts alone."""
+        """Groups for a parameter: groups of experts contain experts alone."""
         opened = self.source.checkpoint
         experts = (
             opened.state.parallel.experts.of if opened is not None and opened.state.parallel.experts is not None else {}
@@ -57,7 +57,10 @@ class _Groups:
         return [g for g in self.left if known[g] and (known[g][0] in experts) == (path in experts)]
 
     def group_of(self, path: str, text: str, named: str | None) -> tuple[str, str]:
-        """(group, why it is that one). Raises: UcplError E329 where nothing tells."""
+        """The group of a parameter, and the reason for it.
+
+        Raises: UcplError E329 if the group is ambiguous.
+        """
         among = self.candidates(path)
         if named is not None and named not in self.left and ":" in named:
             return self.begun(path, text, named), "new"
@@ -74,7 +77,12 @@ class _Groups:
         self.refuse(text, path, "it could be in several groups, and nothing tells in which")
 
     def begun(self, path: str, text: str, named: str) -> str:
-        """`2:0`, the group 2, which the source lacks, with the hyper-parameters of group 0. Raises: UcplError E329."""
+        """Record a new group, such as 2 of `2:0`.
+
+        It has the hyper-parameters of group 0.
+
+        Raises: UcplError E329.
+        """
         name, _, like = (part.strip() for part in named.rpartition(":"))
         if like not in self.candidates(path):
             self.refuse(text, path, f"there is no group {like} whose hyper-parameters group {name} could have")
@@ -98,7 +106,7 @@ class _Groups:
         )
 
     def place(self, group: str, new: Sequence[str]) -> str:
-        """Put parameters into a group, and tell where."""
+        """Put parameters into a group and return their position in words."""
         members = self.left.setdefault(group, [])
         if members == sorted(members, key=self.order.__getitem__):
             members[:] = sorted([*members, *new], key=self.order.__getitem__)
@@ -108,7 +116,10 @@ class _Groups:
 
 
 def dealt(source: Side, left: set[str], asked: Asked, voice: Voice) -> Dealt:
-    """Groups with those parameters of the source that are left, and those that are asked for. Raises: UcplError E329."""
+    """Groups with the remaining and the newly trained parameters.
+
+    Raises: UcplError E329.
+    """
     known = source.layout.model_groups
     order = {path: i for i, path in enumerate(source.layout.tensors)}
     groups = _Groups(source, {name: [m for m in members if m in left] for name, members in known}, order, {}, voice)
@@ -133,7 +144,12 @@ def dealt(source: Side, left: set[str], asked: Asked, voice: Voice) -> Dealt:
 
 
 def demand_experts(source: Side, emptied: Sequence[str]) -> None:
-    """DeepSpeed knows experts by their groups. Raises: UcplError E328 where a group of them would be left without."""
+    """Check that each group of experts keeps a parameter.
+
+    DeepSpeed identifies experts by their groups.
+
+    Raises: UcplError E328.
+    """
     opened = source.checkpoint
     for first in (members[0] for name, members in source.layout.model_groups if name in emptied):
         if (
@@ -156,13 +172,16 @@ def _counted(source: Side, paths: Sequence[str]) -> str:
     return f"{paths[0]}{more}, {elements:,} element{'s' * (elements != 1)}"
 
 
-# ---- what a parameter that is trained from here on begins with ---------------------------------------------------------
+# ---- first values of newly trained parameters --------------------------------------------------------------------------
 
 
 def begins(source: Side, target: Layout, trained: frozenset[str]) -> tuple[Filling, ...]:
-    """`fill` lines, for these parameters alone: masters of the weights, moments of 0, numbers as the others' are.
+    """Fill lines for newly trained parameters.
 
-    Their rank is below that of any line that is written. Raises: UcplError E329 where the others have several numbers.
+    Masters are filled from the weights, moments with 0, and numbers as those of the other parameters. Explicit lines take
+    precedence.
+
+    Raises: UcplError E329 if the other parameters have different numbers.
     """
     names = trained & target.tensors.keys()
     if not names:
@@ -177,13 +196,16 @@ def begins(source: Side, target: Layout, trained: frozenset[str]) -> tuple[Filli
             if value is None:
                 continue
         elif state.name not in FROM_ZERO:
-            continue  # what it begins with is not known: what lacks it is refused, with the line to write
+            continue  # its first value is unknown: a tensor without it is refused, with the line to write
         out.append(Filling(f"--train: {state.name}", (-1, 0, 0), names, {}, frozenset({state.name}), value))
     return tuple(out)
 
 
 def _number(source: Side, target: Layout, state: str, names: frozenset[str]) -> float | None:
-    """The number that the others of their groups have, else all others. None: there are none."""
+    """The number of the other parameters.
+
+    Those in the same groups come first, then all others. None: no parameter has one.
+    """
     held = source.checkpoint.state.scalars.get(state, {}) if source.checkpoint is not None else {}
     near = {m for _, members in target.model_groups if names & set(members) for m in members}
     for some in (near, set(held)):
