@@ -1,9 +1,9 @@
-"""The dtype that a side trains in, and what becomes of a checkpoint whose target trains in another.
+"""The training dtype of a side, and conversions to another one.
 
-A call that names another dtype (`zero1(dp=8, bf16=1)` of an fp32 run) is the wish for it. In the language that is a target
-over a model of other dtypes, and a source seen as one that stores no weights where it has masters: `derive weight from
-fp32`, as ZeRO-3 does. So weights are masters rounded once, from whatever they were rounded to before, and masters and moments
-go over bit for bit. What has no master (frozen parameters, weights alone) is cast itself. All of it is told as derived.
+A call that names another dtype (`zero1(dp=8, bf16=1)` of an fp32 run) requests it. In the language this is a target over a
+model of other dtypes, and a source without the weights that have masters: `derive weight from fp32`, as ZeRO-3 does. So
+weights are masters rounded once, whatever their dtype was before; masters and moments are copied bit for bit. Tensors without
+a master (frozen parameters, weights alone) are cast themselves. All changes are reported as derived.
 
 Buffers keep their types: DeepSpeed casts parameters, and leaves buffers as the model has them.
 """
@@ -41,7 +41,7 @@ __all__ = [
     "without_weights",
 ]
 
-_FLAGS = {"bf16": "bf16", "fp16": "f16"}  # a setting -> the dtype that weights have where it is 1
+_FLAGS = {"bf16": "bf16", "fp16": "f16"}  # a setting -> the dtype of weights if it is 1
 _WHOLE = "f32"
 _TRAINED_IN = ("f32", "bf16", "f16")
 _MASTER = "fp32"
@@ -55,21 +55,27 @@ _UNSEEN = (
 
 @frozen
 class Change:
-    """Another training dtype than the source's. `was`: None where the source says nothing of training (weights alone)."""
+    """Another training dtype than the source's.
+
+    was: None if the source has no training dtype (weights alone).
+    """
 
     was: str | None
     now: str
 
     def concerns(self, dtype: str | None) -> bool:
-        """Whether a parameter of this type is the trained dtype's. What a model keeps in another type stays in that."""
+        """True if a parameter of this type changes its dtype.
+
+        Parameters that a model keeps in another type stay in it.
+        """
         return dtype is not None and dtype != self.now and (dtype == self.was or not self.was) and dtype in _TRAINED_IN
 
 
 def training_of(source: Side, framework: str) -> Inherited:
-    """What a target takes over of how a source's layout trains, where no checkpoint says it.
+    """Training settings that a target inherits from a source's layout.
 
-    framework: the target's. DeepSpeed's files have names of the dtype, and an engine that finds none goes on without its
-    optimizer; so it takes over what the dtypes of weights and masters say, too.
+    They are used if no checkpoint states them. framework: the target's. DeepSpeed's files have the dtype in their names, and an
+    engine that does not find them continues without its optimizer; so it also inherits the dtype of the weights with masters.
     """
     said = {flag: source.layout.settings.get(flag) for flag in _FLAGS}
     stated: Inherited = {flag: (1, "the source's layout") for flag, value in said.items() if value}
@@ -83,7 +89,10 @@ def training_of(source: Side, framework: str) -> Inherited:
 
 
 def change_of(source: Side, layout: Layout) -> Change | None:
-    """The change that a target's layout is, if it is one. Raises: UcplError E188 where it states two dtypes."""
+    """The change of dtype that a target's layout requests, if any.
+
+    Raises: UcplError E188 if the layout states two dtypes.
+    """
     stated = _flags(layout.settings) or _flags({n: v for n, v, origin in layout.origins if origin == "given"})
     if stated is None:  # the target's format knows no training, and its call names none
         return None
@@ -91,20 +100,23 @@ def change_of(source: Side, layout: Layout) -> Change | None:
         fail("E188", f"`{layout.call}` is for bf16 and for fp16 training", _place(layout, "bf16"))
     now, was = _dtype(stated), _trains_in(source)
     if was is None and now == _WHOLE and _given_as_zero(layout) is None:
-        return None  # f32 by default, from weights that say nothing of training
+        return None  # f32 by default, from weights without a training dtype
     if was is None and now == _of_dtypes(source):
         return None
     return Change(was, now) if was != now else None
 
 
 def wished(one: Called, source: Side, given: Given) -> Given:
-    """What a target takes over, where its call names another dtype than the source's: nothing that hangs on the old one."""
+    """Settings that a target inherits if its call names another dtype.
+
+    Settings that depend on the source's dtype are not inherited.
+    """
     flags = _called_flags(one, given)
     was = _trains_in(source)
     if not flags or sum(flags.values()) > 1:
         return given
     now = next((_FLAGS[flag] for flag, on in flags.items() if on), None)
-    if now is None:  # `bf16=0`: what it was, if it was something else
+    if now is None:  # `bf16=0`: the source's dtype, if it is another one
         now = was if was is not None and was not in {_FLAGS[flag] for flag in flags} else _WHOLE
     if now == was:
         return given
@@ -119,12 +131,15 @@ def wished(one: Called, source: Side, given: Given) -> Given:
 
 
 def _accumulates_wide(checkpoint: Checkpoint) -> bool:
-    """Whether DeepSpeed, told bf16 in this configuration, takes BF16_Optimizer at stage 1."""
+    """True if this configuration with bf16 uses BF16_Optimizer at stage 1."""
     return any(one.accumulates_wide(checkpoint) for one in formats().values())
 
 
 def in_other_dtype(given: Given, source: Side, change: Change) -> Given:
-    """The target's model where that is the source's: parameters in the new dtype, masters and states in f32."""
+    """The source's model with parameters in the new dtype.
+
+    Masters and states are in f32.
+    """
     if given.model is None:
         return given
     stored = stored_dtypes(source)
@@ -158,7 +173,7 @@ def _called_flags(one: Called, given: Given) -> dict[str, bool]:
         if name in _FLAGS:
             try:
                 out[name] = bool(scope.evaluate(argument.value))
-            except UcplError:  # said with its place where the layout is resolved
+            except UcplError:  # reported with its place when the layout is resolved
                 return {}
     return out
 
@@ -167,7 +182,10 @@ def _called_flags(one: Called, given: Given) -> dict[str, bool]:
 
 
 def rounded(source: Side, target: Side) -> tuple[Placement, Placement, tuple[str, ...]]:
-    """Both placements as they are joined, and what is told. Raises: UcplError E187, E188."""
+    """Both placements after the change of dtype, and the notes on it.
+
+    Raises: UcplError E187, E188.
+    """
     change = change_of(source, target.layout)
     if change is None:
         return source.placement, target.placement, ()
@@ -183,7 +201,10 @@ def rounded(source: Side, target: Side) -> tuple[Placement, Placement, tuple[str
 
 
 def _demand_dtype(target: Side, tensor: LogicalTensor, change: Change) -> None:
-    """A model of the target's own says the dtype. Raises: UcplError E187."""
+    """Check the dtype in a model of the target's own.
+
+    Raises: UcplError E187.
+    """
     if tensor.dtype == change.now:
         return
     what = f"says nothing of its dtype, and the source has {change.was}" if tensor.dtype is None else "is another"
@@ -197,12 +218,12 @@ def _demand_dtype(target: Side, tensor: LogicalTensor, change: Change) -> None:
 
 
 def with_masters(placement: Placement) -> set[str]:
-    """Tensors that have a master of which the weight can be made."""
+    """Tensors whose weight can be made from a master."""
     return {placement.tensors[t] for part in placement.parts if part.state == _MASTER for t in part.tensors}
 
 
 def without_weights(source: Placement, masters: set[str]) -> Placement:
-    """The source as one that stores no weights of these, and derives them from masters."""
+    """The source with these weights derived from masters, not stored."""
     from ucpl.layout.layout import Derivation
     from ucpl.verification.elements import only, pairs_of
 
@@ -215,7 +236,10 @@ def without_weights(source: Placement, masters: set[str]) -> Placement:
 
 
 def _cast(target: Placement, paths: set[str]) -> Placement:
-    """The target with casts that were asked for, of what has no master. An entry that says `exact` holds."""
+    """The target with casts of tensors without a master.
+
+    Entries with `exact` are not cast.
+    """
     wanted = {i for i, path in enumerate(target.tensors) if path in paths}
     parts = tuple(
         evolve(p, lossy=True) if p.state == "weight" and not p.exact and wanted & {*p.tensors} else p
@@ -224,7 +248,7 @@ def _cast(target: Placement, paths: set[str]) -> Placement:
     return evolve(target, parts=parts)
 
 
-# ---- what is told -----------------------------------------------------------------------------------------------------------
+# ---- notes ------------------------------------------------------------------------------------------------------------------
 
 
 def _told(source: Side, target: Side, change: Change, alone: dict[str, str]) -> tuple[str, ...]:
@@ -253,7 +277,7 @@ def _scaling(target: Format, checkpoint: Checkpoint, change: Change) -> list[str
     return [note] if note else []
 
 
-# ---- what a side says ----------------------------------------------------------------------------------------------
+# ---- dtypes of a side ----------------------------------------------------------------------------------------------
 
 
 def _trains_in(source: Side) -> str | None:
@@ -266,7 +290,10 @@ def _stated_by(source: Side) -> dict[str, bool] | None:
 
 
 def _of_dtypes(source: Side) -> str | None:
-    """The one type of 16 bits that weights with masters have. None: there are none, or both."""
+    """The one 16-bit type of weights with masters.
+
+    None: they have none, or both.
+    """
     if source.checkpoint is None or not format_named(source.checkpoint.format).has_training_dtype:
         return None
     stored = stored_dtypes(source)
@@ -275,7 +302,10 @@ def _of_dtypes(source: Side) -> str | None:
 
 
 def _flags(settings: Mapping[str, object]) -> dict[str, bool] | None:
-    """bf16 and fp16 as a layout's framework or a checkpoint states them. None: it states neither."""
+    """bf16 and fp16 in the settings of a layout or checkpoint.
+
+    None: neither is set.
+    """
     found = {flag: bool(settings[flag]) for flag in _FLAGS if flag in settings}
     return {flag: found.get(flag, False) for flag in _FLAGS} if found else None
 
@@ -295,7 +325,7 @@ def _place(layout: Layout, flag: str) -> Label:
 
 
 def stored_dtypes(side: Side) -> dict[str, str]:
-    """The dtype of each tensor's weight, as the spec or the files say it."""
+    """The dtype of each tensor's weight, from the spec or the files."""
     if side.checkpoint is None:
         stored = {}
     elif side.called.is_of_any:
@@ -306,7 +336,10 @@ def stored_dtypes(side: Side) -> dict[str, str]:
 
 
 def _of_named(checkpoint: Checkpoint, placement: Placement) -> dict[str, str]:
-    """The same under the names of a model of its own. What is stored in several types has none."""
+    """The same for a named model.
+
+    Tensors that are stored in several types are omitted.
+    """
     from ucpl.verification.compare import types_of
 
     found = types_of(checkpoint, placement)
@@ -315,7 +348,10 @@ def _of_named(checkpoint: Checkpoint, placement: Placement) -> dict[str, str]:
 
 
 def typed(model: nodes.Model, source: Side) -> nodes.Model:
-    """The model of a source's spec over which a layout of any model is called: where it says no dtypes, those of the files."""
+    """The model of a source's spec, with missing dtypes from the files.
+
+    A target of any model is called over it.
+    """
     from ucpl.language import nodes
 
     stored = stored_dtypes(source)

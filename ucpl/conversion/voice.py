@@ -1,4 +1,7 @@
-"""How it was said what a target leaves out, freezes or trains: by options, or by a plan's line. Refusals say it again so."""
+"""The origin of `drop`, `freeze` and `train`: options or a plan's lines.
+
+Errors repeat the text of the caller in the same form.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,13 @@ __all__ = ["Voice"]
 
 @frozen(eq=False)
 class Voice:
-    plan: nodes.Plan | None = None  # None: options say all of it
+    plan: nodes.Plan | None = None  # None: all come from options
 
     def is_of_plan(self, word: str, text: str) -> bool:
-        """Whether the plan's line has it; `text` is as an option has it, `pos=decay`, too."""
+        """True if a line of the plan has `text`.
+
+        `text` may have the form of an option, `pos=decay`.
+        """
         if self.plan is None:
             return False
         if word == "train":
@@ -33,7 +39,7 @@ class Voice:
         return f"{word} {name} in {group}" if equals else f"{word} {text}"
 
     def other(self, word: str, text: str, name: str, group: object = None) -> str:
-        """Another name, said as `text` is: what a remedy shows."""
+        """Another name in the form of `text`, for a remedy."""
         of_plan = self.is_of_plan(word, text)
         shown = name if not of_plan or name.replace(".", "_").isidentifier() else f'"{name}"'
         behind = "" if group is None else f' in "{group}"' if of_plan else f"={group}"

@@ -1,6 +1,6 @@
-"""Weights are always obtainable: what becomes of a call whose source has an optimizer that cannot be read.
+"""Reads the weights of a source with an unreadable optimizer.
 
-If files are damaged, a second reading without the optimizer shows whether only the optimizer is.
+If files are damaged, a second reading without the optimizer finds damage of the optimizer alone.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ __all__ = ["looked_through", "opened_to_look_at", "with_weights"]
 T = TypeVar("T")
 _UNREAD = ("E457", "E460", "E524", "E533", "E546")  # valid files, of a kind that is not read
 _WAY = "the weights can be read: --weights-alone converts them without the optimizer"
-_SAID = "E467"  # a run whose optimizer is not read: its own remedy names the ways
+_SAID = "E467"  # a run without a readable optimizer: its own remedy names the options
 _OF_A_SOURCE = 3  # exit status: the source cannot be read, or is damaged
 
 
 def with_weights(read: Callable[[Given], T], given: Given, target: Called | str) -> T:
-    """What is read of a source, without states that are dropped by name where it cannot be read with them.
+    """Read a source; if that fails, read it without the dropped states.
 
     A target of tensors alone is made without the optimizer; the account has the reason. Raises: UcplError of the first reading;
     if only the optimizer is damaged, a note names the way to the weights.
@@ -44,7 +44,10 @@ def with_weights(read: Callable[[Given], T], given: Given, target: Called | str)
 
 
 def _less(read: Callable[[Given], T], given: Given, target: Called | str, error: UcplError) -> T | None:
-    """Without what is dropped, then without the optimizer. None: that helps not, or is not asked for."""
+    """Read without dropped states, then without the optimizer.
+
+    None: both fail, or neither is possible for this request.
+    """
     asked = [evolve(given, skipped=frozenset(given.drop))] if given.drop else []
     if _is_of_tensors(target):
         why = f"it cannot be read: {error.diagnostics[0].message}"
@@ -58,7 +61,10 @@ def _less(read: Callable[[Given], T], given: Given, target: Called | str, error:
 
 
 def opened_to_look_at(read: Callable[[Given], T], given: Given | None = None) -> T:
-    """What is read of a valid source, without an optimizer that is of a kind that is not read: the account names it."""
+    """Read a valid source, without an optimizer of an unsupported kind.
+
+    The account names the skipped optimizer.
+    """
     given = given or Given()
     try:
         return read(given)
@@ -73,7 +79,10 @@ def opened_to_look_at(read: Callable[[Given], T], given: Given | None = None) ->
 
 
 def looked_through(read: Callable[[Given], T]) -> T:
-    """What is read of a source that is compared with another. Raises: UcplError, with the way to weights alone."""
+    """Read a source for a comparison.
+
+    Raises: UcplError; for an unsupported optimizer with the option to compare weights alone.
+    """
     try:
         return read(Given())
     except UcplError as error:
@@ -84,13 +93,13 @@ def looked_through(read: Callable[[Given], T]) -> T:
 
 
 def _is_of_tensors(target: Called | str) -> bool:
-    """Whether a target's format stores tensors alone."""
+    """True if a target's format stores tensors alone."""
     text = target if not isinstance(target, str) else split_names(target)[0]
     return bool(text) and format_named(framework_of(called(text))).has_tensors_alone
 
 
 def _with_way(read: Callable[[Given], T], given: Given, error: UcplError) -> UcplError:
-    """The error; where the weights can be read without the optimizer, with a note on that."""
+    """The error, with a note if the weights alone can be read."""
     try:
         read(evolve(given, weights_alone=True))
     except UcplError:

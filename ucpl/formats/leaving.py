@@ -102,7 +102,7 @@ def empty_tensors(state: TrainState, root: Path) -> dict[str, Empty]:
 
 
 def run_values(carried: Mapping[object, object]) -> dict[object, object]:
-    """Values of a run without those of its degrees and files, in the view of all formats."""
+    """Values of a run without degrees and files of any format."""
     for one in formats().values():
         carried = one.run_values(carried)
     return dict(carried)

@@ -1,4 +1,7 @@
-"""Files that a layout names: tensors and values at keys, without metadata. Headers are read."""
+"""Files that a layout names: tensors and values at keys, without metadata.
+
+Only headers are read.
+"""
 
 from __future__ import annotations
 

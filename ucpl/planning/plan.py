@@ -54,7 +54,7 @@ class Tally:
 
 @frozen
 class Passed:
-    """A pass that changed something, and what it did."""
+    """A pass that changed something, and a text of the change."""
 
     name: str
     text: str
@@ -62,7 +62,7 @@ class Passed:
 
 @frozen(eq=False, slots=False, kw_only=True)
 class Recipe:
-    """The decisions of a plan besides its moves: the input of the target passes."""
+    """The decisions of a plan besides its moves, for the target passes."""
 
     target: Structure
     source_shelves: Shelves

@@ -48,5 +48,5 @@ def format_of_layout(name: str) -> Format:
 
 @cache
 def format_of_models() -> Format:
-    """The format of a model's own folder, with config.json next to its weights."""
+    """The format of a model's folder, with config.json next to its weights."""
     return next((one for one in formats().values() if one.has_model_files), _NONE)

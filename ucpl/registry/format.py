@@ -115,7 +115,7 @@ class Format:
     """The file that layouts name for all weights of a model's folder."""
 
     def open_named(self, path: Path, names: Sequence[str]) -> Checkpoint:
-        """Open the files of weights that a layout names, in a model's folder."""
+        """Open the weight files of a model's folder that a layout names."""
         raise NotImplementedError
 
     def texts_written(self, source: Checkpoint, targets: Sequence[StoredTensor]) -> WrittenTexts:
@@ -129,7 +129,10 @@ class Format:
         return config
 
     def renamed_at_load(self, config: Mapping[str, Json], stored: Mapping[str, tuple[int, ...]]) -> str:
-        """A note on names that a loader changes; empty if it changes none. stored: shapes by name."""
+        """A note on names that a loader changes; empty if it changes none.
+
+        stored: shapes by name.
+        """
         return ""
 
     def in_modules(self, checkpoint: Checkpoint) -> Checkpoint:
@@ -147,7 +150,7 @@ class Format:
         return carried
 
     def accumulates_wide(self, source: Checkpoint) -> bool:
-        """True if its engine accumulates gradients in f32 for the configuration of a source."""
+        """True if its engine accumulates gradients of this source in f32."""
         return False
 
     def scaling_note(self, source: Checkpoint, *, is_fp16: bool) -> str:
@@ -159,7 +162,7 @@ class Format:
         return False
 
     def known_globals(self) -> frozenset[str]:
-        """Classes that its own files name and that it needs, although torch.load(weights_only=True) refuses them."""
+        """Classes that its files need and torch.load(weights_only=True) rejects."""
         return frozenset()
 
     def open(self, path: Path, order: Order | None) -> Checkpoint:
@@ -232,7 +235,10 @@ class Format:
         return ""
 
     def cuts_described(self, source: Checkpoint, structure: Structure) -> object:
-        """The universal_checkpoint_info of a target: that of the source if a format keeps all values."""
+        """The universal_checkpoint_info of a target.
+
+        A format that keeps all values copies that of the source.
+        """
         return source.state.blobs.get("universal_checkpoint_info") if self.kept_values is None else None
 
     def files_of_callers(self, settings: Mapping[str, object]) -> int:

@@ -306,7 +306,7 @@ class _Ranks:
         self.states |= dict.fromkeys(names, tuple(found))
 
     def carry(self, value: Value) -> object:
-        """A value of the first rank, with its tensors, for the train state."""
+        """A value of the first rank, with its tensors."""
         part = self.parts[0]
         for step, tensor in tensors_of(value.held, part.file):
             made = part.extent((*value.key, *step), tensor)

@@ -297,7 +297,7 @@ class Opened:
     # -----------------------------------------------------------------------
 
     def value(self, entry: str) -> object:
-        """A value that is no tensor, with its tensors, for the train state."""
+        """A value other than a tensor, and the tensors in it."""
         place = self.metadata.objects[entry]
         return self.carry(place, (entry,))
 

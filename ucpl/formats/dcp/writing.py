@@ -182,7 +182,10 @@ class DCPWriter:
             )
 
     def demand_states(self) -> None:
-        """Check that flat names show where a parameter's name ends. Raises: UcplError E471."""
+        """Reject flat names with an ambiguous end of the parameter's name.
+
+        Raises: UcplError E471.
+        """
         held = (*(s for t in self.structure.tensors for s in t.states), *self.source.state.scalars)
         dotted = [state for state in dict.fromkeys(held) if "." in state] if self.is_flat else []
         if dotted:
