@@ -219,7 +219,7 @@ class DCPWriter:
             (self.states, wrapped.optimizer),
             (f"{top}param_groups.", wrapped.optimizer),
         ):
-            owner, key = self.owned(name.removeprefix(begin))
+            owner, key = self.split(name.removeprefix(begin))
             if names and name.startswith(begin) and owner in names:
                 return f"{begin}{names[owner]}.{key}", owner, names[owner]
         owner = name.removeprefix(self.prefix)
@@ -278,13 +278,13 @@ class DCPWriter:
         A tensor's name is one step, with its dots.
         """
         if name.startswith(self.states):
-            owner, state = self.owned(name.removeprefix(self.states))
+            owner, state = self.split(name.removeprefix(self.states))
             steps = self.within("state", owner, state)
         else:
             steps = (*_split(self.prefix), name.removeprefix(self.prefix))
         return steps if ".".join(map(str, steps)) == name else (name,)
 
-    def owned(self, text: str) -> tuple[str, str]:
+    def split(self, text: str) -> tuple[str, str]:
         """Split a parameter's name and a state's: both can have dots."""
         at = len(text)
         while (at := text.rfind(".", 0, at)) > 0:
