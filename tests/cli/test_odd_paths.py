@@ -249,5 +249,5 @@ def test_what_may_not_be_read_is_not_reported_to_be_missing(line: str, here: Pat
         done = ucpl(*line.replace("@", path).split())
         assert done.status == 3 and done.err.startswith("error[E400]"), done
         assert f"{path}" in done.err and "Permission denied" in done.err
-    assert ucpl("show", "nowhere/x").err.startswith("error[E110]: no checkpoint lies at")
+    assert ucpl("show", "nowhere/x").err.startswith("error[E110]: there is no checkpoint at")
     assert ucpl("import", "hf", "nowhere/x").err.startswith("error[E395]")

@@ -124,7 +124,7 @@ def test_a_group_without_a_parameter_goes_with_its_place_in_the_schedule(tmp_pat
     source = Path(__file__).parents[2] / "examples" / "checkpoint"
     made = ucpl.convert(source, tmp_path / "new", "zero1(dp = 3)", freeze=["*.bias", "norm.weight"], drop=["seen"])
     assert made.plan.changed[-2:] == (
-        "left out: group 1, of which no parameter is left, with its hyper-parameters",
+        "left out: group 1 and its hyper-parameters, since it has no parameter left",
         "left out: the places of these groups in lr_scheduler (base_lrs, _last_lr, lr_lambdas)",
     )
     new = torch.load(next((tmp_path / "new").glob("*/mp_rank_00_model_states.pt")), weights_only=False)
@@ -213,7 +213,7 @@ def test_moments_that_all_lack_are_not_made_in_silence(tmp_path: Path) -> None:
 REFUSED = [
     ({"drop": ["wte.weight"]}, "E328", "lm_head.weight is a second name of it that is not"),
     ({"drop": ["*"]}, "E328", "every tensor is dropped"),
-    ({"freeze": ["*"]}, "E328", "no parameter is left that is trained"),
+    ({"freeze": ["*"]}, "E328", "no trained parameter is left"),
     ({"drop": ["x.*"]}, "E300", "it matches no tensor"),
     ({"freeze": ["wpf.weight"]}, "E300", "no parameter of that name"),
     ({"freeze": ["wpe.weight"]}, "E327", "frozen already"),
@@ -437,7 +437,7 @@ def test_parameters_on_model_parallel_ranks(
     [
         (PIPELINE, {"drop": ["3.*"]}, "all tensors of layer 3 of the pipeline are dropped"),
         (EXPERTS, {"drop": [f"{MOE}0.h.weight"]}, "of another expert of the layer is not"),
-        (EXPERTS, {"freeze": [f"{MOE}*"]}, "DeepSpeed tells experts by their groups"),
+        (EXPERTS, {"freeze": [f"{MOE}*"]}, "DeepSpeed identifies experts by their groups"),
     ],
 )
 def test_what_ranks_cannot_hold_is_refused(source: Path, how: dict[str, Any], text: str) -> None:

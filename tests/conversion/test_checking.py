@@ -196,7 +196,7 @@ def test_the_degrees_of_a_finding_are_reported(spec: Path) -> None:
 
 def test_what_no_entry_stores_is_reported_unless_none_is_written(spec: Path) -> None:
     (remark,) = checked(spec, '  b     = r       as "b"\n', "").remarks
-    assert remark == "x stores nothing of `b`: no entry speaks of it. Where that is meant, write `b = none`"
+    assert remark == "x stores nothing of `b`: no entry speaks of it. If that is meant, write `b = none`"
     assert checked(spec, 'b     = r       as "b"', "b = none").remarks == ()
     (remark,) = checked(
         spec,
@@ -205,7 +205,7 @@ def test_what_no_entry_stores_is_reported_unless_none_is_written(spec: Path) -> 
         "state * = none",
         'state m = like as "{key}.m"',
     ).remarks
-    assert remark == "x stores no `n`. Where that is meant, write `state n = none`"
+    assert remark == "x stores no `n`. If that is meant, write `state n = none`"
 
 
 def test_a_number_that_is_in_names_alone_is_no_mesh(spec: Path) -> None:

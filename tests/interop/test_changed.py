@@ -73,7 +73,7 @@ CASES = {
     ),
     "dropped, and a group with them": Case(
         "whole", "zero1(dp=3)", ("--drop", "*.bias", "--drop", "norm.weight", "--drop", "gain"),
-        {"model": "bare", "stage": 1, "groups": 1}, "left out: group 1, of which no parameter is left",
+        {"model": "bare", "stage": 1, "groups": 1}, "left out: group 1 and its hyper-parameters",
     ),
     "dropped, thawed and frozen at once": Case(
         "bf16", "zero3(dp=3)",

@@ -43,8 +43,8 @@ def test_a_line_that_stores_nothing_is_reported(line: str, missing: str, tmp_pat
 
 def test_parts_that_have_indices_in_common_are_reported(tmp_path: Path) -> None:
     for line, said in {
-        'w = (a[..3] + a[2..]) b as "w"': "`a[2..3]` stands in two parts",
-        'w = (a[..2] b + a[1..] b) as "w"': "`a[1..2]` stands in two parts",
+        'w = (a[..3] + a[2..]) b as "w"': "`a[2..3]` is in two parts",
+        'w = (a[..2] b + a[1..] b) as "w"': "`a[1..2]` is in two parts",
         'w = (a[..3] + a[3..]) b as "w"': "",
         'w = (a[2..] + a[..2]) b as "w"': "",
     }.items():

@@ -161,7 +161,7 @@ def anew(made: Prepared, container: Container, wish: Wish) -> Anew:
         (line for line in wish.lines if "/" in line.key or _UNSPELLED & {*line.path, *line.key, *line.file}), None
     )
     if odd is not None:
-        raise Impossible(f"{odd.key} cannot be told in a layout")
+        raise Impossible(f"{odd.key} cannot be written in a layout")
     try:
         plan = _plan(made, wish)
     except UcplError as error:

@@ -55,17 +55,18 @@ class HeldWeights:
 
     def __str__(self) -> str:
         if self.found is None:
-            return f"{self.name} is not held against the shards: {self.why}"
+            return f"{self.name} is not compared with the shards: {self.why}"
         if self.found.differs:
             more = f" (and {len(self.found.differs) - 1} tensors more)" if len(self.found.differs) > 1 else ""
-            return f"{self.name} is not what the shards say: {self.found.differs[0]}{more}"
+            return f"{self.name} differs from the shards: {self.found.differs[0]}{more}"
         if not self.found.tensors:
-            return f"{self.name} is not held against the shards: {self.found.unheld[0] if self.found.unheld else 'it is empty'}"
+            why = self.found.unheld[0] if self.found.unheld else "it is empty"
+            return f"{self.name} is not compared with the shards: {why}"
         if why := doubt(self.found.seen, "elements"):
             return f"{self.name} is not witnessed by the shards: {why} in both"
-        out = f"{self.name} is what the shards say: {self.found.tensors} tensors, {self.found.elements:,} elements, bit for bit"
+        out = f"{self.name} equals the shards: {self.found.tensors} tensors, {self.found.elements:,} elements, bit for bit"
         if self.found.unheld:
-            out += f"; {len(self.found.unheld)} tensors are not held against them: {self.found.unheld[0]}"
+            out += f"; {len(self.found.unheld)} tensors are not compared: {self.found.unheld[0]}"
         return out
 
 
@@ -251,7 +252,7 @@ def told(checkpoint: Checkpoint) -> tuple[str, ...]:
     if container is None:
         return ()
     return (
-        f"in a folder of {container.kind.title}: {plural(len(container.files), 'file')} beside the shards",
+        f"in a folder of {container.kind.title}: {plural(len(container.files), 'file')} next to the shards",
         *container.remarks,
     )
 
@@ -268,7 +269,7 @@ def side_by_side(a: Checkpoint, b: Checkpoint) -> tuple[str, ...]:
     if ours is None or theirs is None:
         said = (("A", ours), ("B", theirs))
         return tuple(
-            f"{side} lies in a folder of {c.kind.title}, the other by itself" for side, c in said if c is not None
+            f"{side} is in a folder of {c.kind.title}, the other is in none" for side, c in said if c is not None
         )
     out = [f"both in folders of {ours.kind.title}" if ours.kind is theirs.kind else _kinds(ours, theirs)]
     here, there = _by_part(ours), _by_part(theirs)

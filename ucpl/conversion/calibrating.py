@@ -177,5 +177,5 @@ def _run(target: Path) -> tuple[float, int]:
         _, status, used = os.wait4(child.pid, 0)
         child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode:
-        fail("E183", f"{source} could not be converted: `ucpl demo` tells why")
+        fail("E183", f"{source} could not be converted: `ucpl demo` shows the reason")
     return time.perf_counter() - begin, used.ru_maxrss << 10

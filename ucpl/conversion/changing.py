@@ -169,8 +169,8 @@ def _demand_whole_ties(known: _Known, tensors: frozenset[str], drop: Iterable[st
                 f"{owner} is dropped, and {alias} is a second name of it that is not",
                 known.voice.place("drop", owner),
                 Label("<source>", f"one tensor with {owner}", where=alias),
-                remedy=f"{(other := known.voice.other('drop', owner, alias))} beside it leaves out both; {other} alone"
-                f" leaves the numbers where they are, as {owner}",
+                remedy=f"add {(other := known.voice.other('drop', owner, alias))} to leave out both names; {other} alone"
+                f" keeps the tensor as {owner}",
             )
 
 
@@ -194,7 +194,7 @@ def _frozen(known: _Known, texts: Sequence[str], dropped: frozenset[str]) -> tup
         mine = _of_kind(known, ("freeze", text), "parameter", (text, dropped))
         found |= set(mine)
         kept = sorted(s for s in known.states if s != "weight")
-        states = f"; what the optimizer has of {'it' if len(mine) == 1 else 'them'} is left out ({', '.join(kept)})"
+        states = f"; {'its' if len(mine) == 1 else 'their'} optimizer states are left out ({', '.join(kept)})"
         said.append(f"frozen by --freeze {text}: {counted(known.tensors, mine)} ({_listed(mine)}){states * bool(kept)}")
     return frozenset(found), said
 
@@ -363,7 +363,7 @@ def demand_acting(changes: Changes, layout: Layout) -> None:
     if of.has_engine and not of.is_of_any_ranks and stage and not is_trained and (changes.frozen or changes.tensors):
         fail(
             "E328",
-            f"no parameter is left that is trained, and ZeRO stage {stage} divides what an optimizer keeps",
+            f"no trained parameter is left, and ZeRO stage {stage} partitions optimizer states",
             Label("<call>", where=layout.call),
             remedy="train one of them, or write the weights: --to 'plain()'",
         )

@@ -428,18 +428,18 @@ class _Checker:
             told = tuple(name for name in absent if name not in under)
             for name, (line, condition) in under.items():
                 self.remark(
-                    f"{node.name} does not always store `{name}`: its line ({line}) holds when {condition}. Where that is"
+                    f"{node.name} does not always store `{name}`: its line ({line}) holds when {condition}. If that is"
                     f" meant, write `{name} = none  when not ({condition})`"
                 )
             if told:
                 self.remark(
                     f"{node.name} stores nothing of {listed(told)}: no entry speaks of {'it' if len(told) == 1 else 'them'}."
-                    f" Where that is meant, write `{told[0]} = none`"
+                    f" If that is meant, write `{told[0]} = none`"
                 )
         nowhere = tensors_without_key(side.placement)
         if nowhere:
             self.remark(
-                f"{node.name} stores nothing of {listed(nowhere)}: no `as` stands behind, and no flat buffer has"
+                f"{node.name} stores nothing of {listed(nowhere)}: its line has no `as`, and no flat buffer has"
                 f' {"it" if len(nowhere) == 1 else "them"}. Write `as "{nowhere[0]}"` behind the line, or `{nowhere[0]} = none`'
             )
         for some, left_out in states_of_some(side.placement):
@@ -450,19 +450,17 @@ class _Checker:
             )
         states = unkept_states(side.placement)
         if states and side.layout.state_lines:
-            self.remark(
-                f"{node.name} stores no {listed(states)}. Where that is meant, write `state {states[0]} = none`"
-            )
+            self.remark(f"{node.name} stores no {listed(states)}. If that is meant, write `state {states[0]} = none`")
         twins = swappable_parts(side.layout)
         if twins:
             self.remark(
                 f"of one size and side by side: {swappable_text(twins)}. Swapped, they pass every check:"
-                " only `ucpl verify MINE --against GENUINE`, or another witness, can tell"
+                " only `ucpl verify MINE --against GENUINE`, or other evidence, finds it"
             )
         for span, dim, low, high in overlapping_parts(side.layout):
             fail(
                 "E304",
-                f"`{dim}[{low}..{high}]` stands in two parts, and each index stands once",
+                f"`{dim}[{low}..{high}]` is in two parts, but each index must be in one",
                 at(span),
                 remedy=f"let the second part begin where the first ends: {dim}[..{high}] and {dim}[{high}..]",
             )
@@ -498,7 +496,7 @@ class _Checker:
             if format_named(source.framework).has_optimizer:
                 self.remark(
                     f"plan {node.name} drops `{name}`, which is no tensor or state of {source.model_name}: {remedy}."
-                    " Where a key of client_state is meant, nothing is to be done"
+                    " If it is a key of client_state, nothing needs to change"
                 )
             else:
                 fail("E300", f"drop {name}: no tensor or state of that name", at(node.span), remedy=remedy)

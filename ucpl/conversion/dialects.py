@@ -44,7 +44,7 @@ def split_names(text: str) -> tuple[str, str | None]:
     """
     found = _OF.search(text)
     if found is None and (other := _OF_NO_FILE.search(text)):
-        refuse(other.group(1), "behind `of` stands a layout of a file, as in llama.ucpl:hf()")
+        refuse(other.group(1), "write a layout of a file after `of`, as in llama.ucpl:hf()")
     return (text[: found.start()], text[found.end() :]) if found else (text, None)
 
 
@@ -84,7 +84,7 @@ def dialect(text: str, config: Config | None, sizes: Mapping[str, object]) -> Di
         refuse(text, f"`{one.call.name}` is of any model: it says no names of its own")
     made = located(one, Given(config=config, sizes=dict(sizes)))  # type: ignore[arg-type]
     if made.layout.ranks != 1:
-        refuse(text, f"it is on {made.layout.ranks} ranks: tensors are called by their names where they are whole")
+        refuse(text, f"it is on {made.layout.ranks} ranks: names need a layout on one rank")
     rows: list[tuple[tuple[int, ...], str, Named]] = []
     seen_names: dict[str, str] = {}
     run, was_many = 0, False

@@ -68,6 +68,6 @@ def _demand_rates(source: Checkpoint) -> None:
                 " are of different steps",
                 Label(shard, f"lr {held:.9g}", where=f"param_groups/{group.name}"),
                 Label(source.files[0], f"{rate:.9g}", where="lr_scheduler/_last_lr"),
-                remedy="Find the files of one step. Where a rate was set by hand behind the schedule's back, --allow-drift"
-                " converts all the same.",
+                remedy="Find the files of one step. If a rate was set by hand without the schedule, --allow-drift"
+                " converts anyway.",
             )

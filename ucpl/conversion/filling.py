@@ -118,7 +118,7 @@ def _meant(text: str, line: nodes.LayoutItem, model: nodes.Model, *, is_of_any: 
         _refuse(
             text,
             f"no tensor and no state is called `{name}`",
-            f"the states are {', '.join(sorted(states)) or 'none'}: what is new is a line of the model {model.name}",
+            f"the states are {', '.join(sorted(states)) or 'none'}: a new state needs a line in the model {model.name}",
         )
     return nodes.FillStates((name,), None, line.value, line.when, span=line.span)
 

@@ -78,9 +78,9 @@ def demand_names(layout: Layout) -> None:
         if of.has_model_files and ranks:
             fail(
                 "E397",
-                f"file `{rule.name}` has {{{ranks[0]}}} in its name, and framework {of.name}() reads one whole model",
+                f"file `{rule.name}` has {{{ranks[0]}}} in its name, and framework {of.name}() reads one complete model",
                 at(rule.span),
-                remedy="write `framework torch()` where each rank has a file; a whole model is cut over nothing, and its"
+                remedy="write `framework torch()` if each rank has a file; a complete model is not cut, and its"
                 ' file is safetensors "model.safetensors"',
             )
         if of.file_marks and not _is_marked(rule, of.file_marks):
@@ -106,8 +106,8 @@ def _unwritable(rule: FileRule) -> tuple[str, str] | None:
     if text.startswith("/") or ".." in parts:
         left = "/".join(part for part in parts[-1:] if part) or "model.pt"
         return (
-            "lies outside of the checkpoint's folder",
-            f'a name is told from that folder, which a command is given: file {rule.name} = {rule.form} "{left}"',
+            "is outside of the checkpoint's folder",
+            f'names are relative to that folder: file {rule.name} = {rule.form} "{left}"',
         )
     if not parts[-1]:
         return (

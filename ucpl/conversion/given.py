@@ -154,14 +154,14 @@ def _no_layout(text: str, error: UcplError) -> UcplError:
     """
     found = error.diagnostics[0]
     if ".ucpl." in text:
-        remedy = f"a layout of a file stands behind a colon: {text.replace('.ucpl.', '.ucpl:', 1)}"
+        remedy = f"the layout of a file follows a colon: {text.replace('.ucpl.', '.ucpl:', 1)}"
         return UcplError(evolve(found, remedy=remedy))
     file, colon, rest = text.partition(":")
     if colon and "(" not in file:
         return UcplError(evolve(found, remedy=f"the file of a layout ends in .ucpl: {file}.ucpl:{rest}"))
     if "(" in text:
         return error
-    said = f"no checkpoint lies at `{text}`, and no layout is called so"
+    said = f"there is no checkpoint at `{text}`, and no layout of that name"
     remedy = found.remedy if found.code == "E383" or (found.code == "E110" and found.about) else _NO_PATH
     if os.path.exists(text):
         said = f"`{text}` is a path, and a layout is called here"

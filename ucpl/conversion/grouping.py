@@ -74,7 +74,7 @@ class _Groups:
         alike = [g for g in among if any(len(self.layout.tensors[m].counts) == dims for m in self.left[g])]
         if len(alike) == 1:
             return alike[0], f"where all trained parameters of {dims} dim{'s' * (dims != 1)} are"
-        self.refuse(text, path, "it could be in several groups, and nothing tells in which")
+        self.refuse(text, path, "it could be in several groups")
 
     def begun(self, path: str, text: str, named: str) -> str:
         """Record a new group, such as 2 of `2:0`.
@@ -132,7 +132,7 @@ def dealt(source: Side, left: set[str], asked: Asked, voice: Voice) -> Dealt:
         where = groups.place(group, paths)
         said.append(f"trained by --train {text}: {_counted(source, paths)}, in group {group} ({why}), {where}")
     emptied = tuple(name for name, members in known if members and not groups.left[name])
-    said += [f"left out: group {name}, of which no parameter is left, with its hyper-parameters" for name in emptied]
+    said += [f"left out: group {name} and its hyper-parameters, since it has no parameter left" for name in emptied]
     said += [
         f"group {name} is new, behind the others, with the hyper-parameters of {like}"
         for name, like in groups.new.items()
@@ -160,7 +160,7 @@ def demand_experts(source: Side, emptied: Sequence[str]) -> None:
             module = opened.state.parallel.experts.of[first].module
             fail(
                 "E328",
-                f"no expert of {module.rstrip('.')} would be trained, and DeepSpeed tells experts by their groups",
+                f"no expert of {module.rstrip('.')} would be trained, and DeepSpeed identifies experts by their groups",
                 Label("<source>", where=first),
                 remedy="leave a tensor of the experts as it is; or write one file: --to 'plain()'",
             )

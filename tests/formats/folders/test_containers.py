@@ -241,9 +241,9 @@ def test_a_class_is_asked_by_the_folder_s_own_config(
 
 def test_weights_are_held_against_the_shards(source: Path, tmp_path: Path) -> None:
     out = good("convert", source, tmp_path / "t", "--to", "zero3(dp=3)").out
-    assert "companions    model.safetensors is what the shards say: " in out
+    assert "companions    model.safetensors equals the shards: " in out
     for folder in (source, tmp_path / "t"):
-        assert "model.safetensors is what the shards say: " in good("verify", folder).out
+        assert "model.safetensors equals the shards: " in good("verify", folder).out
 
 
 @pytest.mark.parametrize("name", ["transformer.h.0.mlp.c_fc.weight", "lm_head.weight"])
@@ -254,20 +254,20 @@ def test_one_bit_of_them_is_found_and_they_are_written_anew(source: Path, tmp_pa
     """
     changed(source, lambda tensors: tensors[name].view(torch.int32).view(-1)[-1].bitwise_xor_(1))
     done = ucpl("verify", source)
-    assert done.status == 1 and "error[E708]: model.safetensors is not what the shards say" in done.err
+    assert done.status == 1 and "error[E708]: model.safetensors differs from the shards" in done.err
     out = good("convert", source, tmp_path / "t", "--to", "zero1(dp=3)").out
-    assert "companions    written anew: model.safetensors: model.safetensors is not what the shards say" in out
+    assert "companions    written anew: model.safetensors: model.safetensors differs from the shards" in out
     assert holds_masters(tmp_path / "t") == 17
-    assert "model.safetensors is what the shards say" in good("verify", tmp_path / "t").out
+    assert "model.safetensors equals the shards" in good("verify", tmp_path / "t").out
 
 
 def test_weights_that_cannot_be_compared_are_reported(source: Path, tmp_path: Path) -> None:
     changed(source, lambda tensors: tensors.update(odd=torch.zeros(2)))
     out = good("convert", source, tmp_path / "t", "--to", "zero1(dp=3)").out
-    assert "1 tensors are not held against them: odd is no tensor of the shards" in out
+    assert "1 tensors are not compared: odd is no tensor of the shards" in out
     (source / "model.safetensors").write_bytes(b"no file of tensors")
     out = good("convert", source, tmp_path / "v", "--to", "zero1(dp=3)").out
-    assert "model.safetensors is not held against the shards: " in out
+    assert "model.safetensors is not compared with the shards: " in out
 
 
 def test_weights_in_several_files_are_one(source: Path, tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_weights_in_several_files_are_one(source: Path, tmp_path: Path) -> None:
     listed = {n: names[i >= 5] for i, (n, _) in enumerate(tensors)}
     (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": listed}))
     out = good("convert", source, tmp_path / "t", "--to", "zero1(dp=3)").out
-    assert "companions    model.safetensors is what the shards say: 17 tensors" in out
+    assert "companions    model.safetensors equals the shards: 17 tensors" in out
     assert {*names, "model.safetensors.index.json"} < files_of(tmp_path / "t")
     good("convert", source, tmp_path / "narrow", "--to", "zero1(dp=3, bf16=1)")
     assert sum(holds_masters(tmp_path / "narrow", name) for name in names) == 17
@@ -287,14 +287,14 @@ def test_weights_in_several_files_are_one(source: Path, tmp_path: Path) -> None:
     assert index == {"metadata": {"total_size": 2 * sum(t.numel() for _, t in tensors)}, "weight_map": listed}
     (source / names[1]).unlink()
     out = good("convert", source, tmp_path / "u", "--to", "zero1(dp=3)").out
-    assert f"model.safetensors is not held against the shards: {names[1]} is missing" in out
+    assert f"model.safetensors is not compared with the shards: {names[1]} is missing" in out
 
 
 def test_weights_of_another_dtype_are_held_against_masters(source: Path, tmp_path: Path) -> None:
     changed(source, lambda tensors: tensors.update({n: t.bfloat16() for n, t in tensors.items()}))
     out = good("verify", source).out
     assert "in a folder of transformers' Trainer: 8 files" in out
-    assert "model.safetensors is what the shards say: 17 tensors" in out
+    assert "model.safetensors equals the shards: 17 tensors" in out
     changed(source, lambda tensors: tensors["lm_head.weight"].view(torch.int16)[0].bitwise_xor_(1))
     assert "E708" in ucpl("verify", source).err
 
@@ -315,7 +315,7 @@ def test_verify_reads_files_next_to_the_shards(source: Path, tmp_path: Path) -> 
 def test_python_does_what_the_command_does(source: Path, tmp_path: Path) -> None:
     changed(source, lambda tensors: tensors["lm_head.weight"].zero_())
     made = ucpl_api.convert(source, tmp_path / "t", "zero1(dp=3)")
-    assert any("model.safetensors is written anew: model.safetensors is not" in text for text in made.report.remarks)
+    assert any("model.safetensors is written anew: model.safetensors differs from" in text for text in made.report.remarks)
     good("convert", source, tmp_path / "u", "--to", "zero1(dp=3)")
     assert digest(tmp_path / "t") == digest(tmp_path / "u")
     assert [d.code for d in ucpl_api.verify(source, witness=False).findings] == ["E708"]
@@ -339,7 +339,7 @@ def test_weights_next_to_the_shards_follow_the_training_dtype(source: Path, tmp_
     assert (tmp_path / "u" / "config.json").read_bytes() == (source / "config.json").read_bytes()
     if name == "model.safetensors":
         assert digest(tmp_path / "u" / name) == digest(source / name)
-        assert "model.safetensors is what the shards say" in good("verify", tmp_path / "t").out
+        assert "model.safetensors equals the shards" in good("verify", tmp_path / "t").out
 
 
 def test_weights_of_masters_next_to_narrow_shards_are_unchanged(source: Path, tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ def test_weights_of_masters_next_to_narrow_shards_are_unchanged(source: Path, tm
     shutil.copy(source / "model.safetensors", tmp_path / "narrow" / "model.safetensors")
     out = good("convert", tmp_path / "narrow", tmp_path / "t", "--to", "zero1(dp=3, fp16=1)").out
     assert "weights next to the shards, bit for bit: model.safetensors" in out
-    assert "model.safetensors is what the shards say: 17 tensors" in out
+    assert "model.safetensors equals the shards: 17 tensors" in out
     changed(tmp_path / "narrow", lambda tensors: tensors["transformer.ln_f.bias"].add_(1))
     good("convert", tmp_path / "narrow", tmp_path / "u", "--to", "zero1(dp=3)")
     assert digest(tmp_path / "u" / "model.safetensors") == digest(source / "model.safetensors")
@@ -408,12 +408,12 @@ def test_weights_of_an_adapter_are_held_against_the_shards(source: Path, tmp_pat
     (source / name).parent.mkdir(exist_ok=True)
     save_file(tensors, source / name)
     out = good("convert", source, tmp_path / "t", "--to", "zero1(dp=3)").out
-    assert f"companions    {name} is what the shards say: 2 tensors, 48 elements, bit for bit\n" in out
+    assert f"companions    {name} equals the shards: 2 tensors, 48 elements, bit for bit\n" in out
     assert (tmp_path / "t" / name).read_bytes() == (source / name).read_bytes()
     tensors["transformer.h.0.mlp.c_fc.bias"][3] += 1
     save_file(tensors, source / name)
     out = good("convert", source, tmp_path / "u", "--to", "zero1(dp=3)").out
-    assert f"{name} is not what the shards say: transformer.h.0.mlp.c_fc.bias[3] is " in out
+    assert f"{name} differs from the shards: transformer.h.0.mlp.c_fc.bias[3] is " in out
     assert holds_masters(tmp_path / "u", name) == 2
     good("convert", source, tmp_path / "v", "--to", "zero1(dp=3, fp16=1)")
     assert holds_masters(tmp_path / "v", name) == 2 and holds_masters(tmp_path / "v") == 17
@@ -429,7 +429,7 @@ def test_two_folders_side_by_side(source: Path, tmp_path: Path) -> None:
     assert "rng_state_1.pth, scheduler.pt" in out and out.endswith("equal\n")
     good("convert", source / "global_step3", tmp_path / "u", "--to", "zero1(dp=1)")
     out = good("compare", source, tmp_path / "u").out
-    assert "companions    A lies in a folder of transformers' Trainer, the other by itself\n" in out
+    assert "companions    A is in a folder of transformers' Trainer, the other is in none\n" in out
 
 
 def test_an_unreadable_file_next_to_the_shards_is_reported(
