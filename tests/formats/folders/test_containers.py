@@ -315,7 +315,9 @@ def test_verify_reads_files_next_to_the_shards(source: Path, tmp_path: Path) -> 
 def test_python_does_what_the_command_does(source: Path, tmp_path: Path) -> None:
     changed(source, lambda tensors: tensors["lm_head.weight"].zero_())
     made = ucpl_api.convert(source, tmp_path / "t", "zero1(dp=3)")
-    assert any("model.safetensors is written anew: model.safetensors differs from" in text for text in made.report.remarks)
+    assert any(
+        "model.safetensors is written anew: model.safetensors differs from" in text for text in made.report.remarks
+    )
     good("convert", source, tmp_path / "u", "--to", "zero1(dp=3)")
     assert digest(tmp_path / "t") == digest(tmp_path / "u")
     assert [d.code for d in ucpl_api.verify(source, witness=False).findings] == ["E708"]
