@@ -234,8 +234,8 @@ def refused(source: Path, to: str, here: str = f"of {HF}", **how: Any) -> tuple[
 @pytest.mark.parametrize(
     ("here", "to", "code", "said"),
     [
-        (f"of {HF}", "megatron_core()", "E335", "the target says none"),
-        ("zero1(dp = 3)", f"megatron_core() of {DIST}", "E335", "the source says none"),
+        (f"of {HF}", "megatron_core()", "E335", "the target gives none"),
+        ("zero1(dp = 3)", f"megatron_core() of {DIST}", "E335", "the source gives none"),
         (f"of {HF}", "megatron_core() of llama.ucpl:megatron(tp = 2)", "E335", "on 2 ranks"),
         (f"of {HF}", "megatron_legacy() of llama.ucpl:megatron_1p(tp = 1)", "E335", "`ln1` with other values"),
         (f"of {HF}", "dcp(fsdp = 2) of gpt2.ucpl:openai()", "E105", "n_embd"),
@@ -245,7 +245,7 @@ def refused(source: Path, to: str, here: str = f"of {HF}", **how: Any) -> tuple[
         (f"of {DIST}", f"dcp(fsdp = 2) of {HF}", "E336", "model.embed_tokens.weight"),
         (f"of {HF}", "megatron_core(tp=2) of llama:torch_dist()", "E335", "of a file"),
         ("of hf()", f"megatron_core() of {DIST}", "E335", "of a file"),
-        (f"of {HF}", f"of {DIST}", "E335", "no layout stands before `of`"),
+        (f"of {HF}", f"of {DIST}", "E335", "no layout is given before `of`"),
         (f"of {HF}", f"{LEGACY} of {DIST}", "E335", "`megatron` before `of`"),
     ],
 )  # fmt: skip

@@ -133,7 +133,7 @@ def test_the_text_of_a_model_that_uses_another_twice_is_one(towers: Path, to: st
 
 @pytest.mark.parametrize("name", ["w{l}", "", "x" * 1025, "*"], ids=["braces", "empty", "long", "star"])
 def test_what_its_text_alone_would_report_is_refused_where_none_can(towers: Path, name: str) -> None:
-    with pytest.raises(ucpl.UcplError, match="nothing would say what any") as caught:
+    with pytest.raises(ucpl.UcplError, match="nothing would describe the files of any") as caught:
         ucpl.convert(saved(towers, name), towers / "there", to=f"{towers}/t.ucpl:any()")
     assert caught.value.diagnostics[0].code == "E017" and not (towers / "there").exists()
 

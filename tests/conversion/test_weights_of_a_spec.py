@@ -80,6 +80,6 @@ def test_whose_names_a_target_has_is_remarked(tmp_path):
         command("plan", "--checkpoint", tmp_path / "hf", "--from", HF, "--to", to).out
         for to in ("zero1(dp=2)", "plain()")
     ]
-    assert "calls its tensors as the model `llama` does (`embed`)" in said[0]
+    assert "the target's tensors have the names of the model `llama` (`embed`)" in said[0]
     assert "--to 'zero1(...) of llama.ucpl:hf()'" in said[0]
     assert "remark" not in said[1]

@@ -125,8 +125,8 @@ def named_sides(
     mine, other = said
     if mine is None or other is None or checkpoint is None:
         there = "the source" if mine is None else "the target"
-        why = f"{there} says none" if checkpoint is not None else "the source is no checkpoint"
-        refuse(mine or other or "", f"both sides say what they call the tensors of one model, and {why}")
+        why = f"{there} gives none" if checkpoint is not None else "the source is no checkpoint"
+        refuse(mine or other or "", f"both sides have to give names for the tensors of one model, and {why}")
     for word, texts in (("fill", given.fill), ("drop", given.drop), ("freeze", given.freeze), ("train", given.train)):
         if texts:
             refuse(other, f"--{word} speaks of names of one side: convert first, then {word}")
@@ -134,7 +134,7 @@ def named_sides(
         if one is not None and not one.is_of_any:
             refuse(
                 call,
-                f"`{one.call.name}` before `of` is of a model of its own, and a layout of any model stands there",
+                f"`{one.call.name}` before `of` has a model of its own: name a layout of any model there",
             )
     sizes = given.sizes  # of the model that both sides name: the layouts of any model have none of it
     given = evolve(given, sizes={})

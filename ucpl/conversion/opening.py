@@ -202,7 +202,7 @@ def _files_beside(placement: Placement, here: Path) -> list[str]:
 
 
 def open_for(plan: Plan, path: str | Path) -> Checkpoint:
-    """Open the source of a plan, without the optimizer states that the plan skips.
+    """Open the source of a plan, without states that the plan skips.
 
     Raises: UcplError E606 if the source has tensors that the plan does not know; E608 for a plan that no run can finish.
     """

@@ -125,9 +125,8 @@ def _names_of_the_spec(source: Side, target: Side) -> list[str]:
     called, call = source.called, target.called.call.name
     named = f"{Path(called.library.layout(called.call.name).file.name).name}:{called.call.name}()"
     return [
-        f"the target calls its tensors as the model `{source.layout.model_name}` does (`{other}`), and not as the source's"
-        f" files: what a job with the files' names loads is made without --from, or with --from 'of {named}' and"
-        f" --to '{call}(...) of {named}'"
+        f"the target's tensors have the names of the model `{source.layout.model_name}` (`{other}`), not those in the source's"
+        f" files. To keep the names in the files, omit --from, or write --from 'of {named}' and --to '{call}(...) of {named}'"
     ]
 
 
@@ -150,7 +149,7 @@ def _described(asked: Asked, given: Given) -> tuple[Side, Side, Names | None]:
     if other is not None and not target:
         fail(
             "E335",
-            f"no names can be had from `{other}`: no layout stands before `of`, and a target has to name one",
+            f"no names can be had from `{other}`: no layout is given before `of`, and a target has to name one",
             Label("<call>", where=f"of {other}"),
         )
     own = called(source) if source else None
@@ -379,7 +378,7 @@ def _demand_told(target: Side, why: str) -> None:
     If its layout is of any model, only this text describes its files. Raises: UcplError E017.
     """
     if target.called.is_of_any and format_named(target.layout.framework).is_of_a_spec:
-        what = f"nothing would say what {target.layout.call} is once it is written: {why}"
+        what = f"nothing would describe the files of {target.layout.call}: {why}"
         fail(
             "E017",
             what,

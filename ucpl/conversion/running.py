@@ -82,7 +82,7 @@ def _show(there: UploadTarget) -> None:
         there.show()
     except UcplError as error:
         first = error.diagnostics[0]
-        note = f"{there.url} is whole: its manifest was written, and only a look at it failed"
+        note = f"{there.url} is complete: its manifest was written, and only the check after it failed"
         raise UcplError(evolve(first, notes=(*first.notes, note))) from error
 
 
@@ -140,7 +140,7 @@ def _with_holders(error: UcplError, checkpoint: Checkpoint) -> UcplError:
         name = str(d.about)  # the class
         keys = [str(key) for key, names in holders.items() if name in names]
         remedy = f"--allow-global {quote(name)} carries it over, where you trust it"
-        remedy += "".join(f"; --drop {key} leaves out what holds it" for key in keys[:3])
+        remedy += "".join(f"; --drop {key} leaves out the key" for key in keys[:3])
         labels = tuple(Label(str(checkpoint.top), f"holds {name}", where=f"client_state {key}") for key in keys[:3])
         beside = [file for file, names in files.items() if name in names][:3]
         remedy += "".join(f"; --drop {file} leaves out the file" for file in beside)

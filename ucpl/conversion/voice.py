@@ -55,5 +55,5 @@ class Voice:
     def refuse(self, said: tuple[str, str], what: str, remedy: str = "") -> NoReturn:
         """Raises: UcplError E327."""
         if not remedy and self.is_of_plan(*said):
-            remedy = "take it out of the plan, or name another parameter: `ucpl infer` shows which are frozen"
+            remedy = "remove it from the plan, or name another parameter: `ucpl infer` lists the frozen ones"
         fail("E327", f"{self.words(*said)}: {what}", self.place(*said), remedy=remedy)
