@@ -229,6 +229,15 @@ def test_frozen_members_of_a_group_get_a_number_without_zero(tmp_path: Path) -> 
     assert {name: one["lr"] for name, one in of.items()} == RATES
 
 
+def test_frozen_parameters_of_unknown_groups_are_named() -> None:
+    """Files of ZeRO name no group of a frozen parameter."""
+    frozen = Path(__file__).parents[1] / "fixtures" / "deepspeed" / "z2_dp3_frozen"
+    for target, is_named in (("zero0(dp = 1)", True), ("zero1(dp = 2)", False)):
+        goal = ucpl.plan(str(frozen), target).target
+        notes = format_named(goal.framework).advice(open_checkpoint(frozen), goal)
+        assert any("has no number for them" in text for text in notes) == is_named
+
+
 def test_a_job_loads_a_folder_with_frozen_and_empty_groups(tmp_path: Path) -> None:
     """As torch's own loader says it, whatever the folder was in between."""
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
