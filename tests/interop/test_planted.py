@@ -127,7 +127,7 @@ def test_what_is_imported_is_no_witness_for_itself_and_ranks_have_a_reference(
     name = "imported phi3"
     layout = written(name, folders[name], tmp_path, [])
     assert main(["verify", str(folders[name]), "--from", layout]) == 0
-    assert "not witnessed by transformers: the layout is what `import hf` writes" in capsys.readouterr().out
+    assert "not witnessed by transformers: `import hf` writes the same layout" in capsys.readouterr().out
     ranks = layout.replace("hf()", "tensor_parallel(tp=2)")
     ucpl.convert(folders[name], tmp_path / "ranks", ranks, layout=layout)
     text = (tmp_path / "mine.ucpl").read_text()
