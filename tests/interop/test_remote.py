@@ -275,7 +275,7 @@ def test_a_store_that_goes_away_leaves_nothing_half(
         assert error is not None and error.diagnostics[0].code in ("E503", "E685"), error
         assert url in str(error) or target in str(error)
         if name == "removal":  # the manifest is there, and the mark of the run adds nothing
-            assert is_there(target) and "is whole" in error.diagnostics[0].notes[-1]
+            assert is_there(target) and "is complete" in error.diagnostics[0].notes[-1]
             continue
         assert not is_there(target) and OF_THE_RUN not in store.held(f"out/gone-{name}")
         ucpl.apply(plan, url, target, resume=True)
