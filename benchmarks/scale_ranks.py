@@ -29,7 +29,7 @@ from ucpl.records import frozen
 HERE = Path(__file__).resolve().parent
 MEASURE = """
 import json, resource, sys, time
-from ucpl.conversion.given import Given, called
+from ucpl.conversion.requests import Given, called
 from ucpl.conversion.planning import Asked, prepare
 from ucpl.conversion.share import share_of
 import ucpl.graph, ucpl.layout, ucpl.placement, ucpl.planning.order, ucpl.inference.layered, ucpl.inference.parallel

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Unpack
 
 from attrs import evolve
 
-from ucpl.conversion.beside import findings_of, held_weights, side_by_side, told
+from ucpl.conversion.companion_checks import findings_of, held_weights, side_by_side, told
 from ucpl.conversion.demanded import found_in
 from ucpl.conversion.engine import Engine, asked_of, planned
-from ucpl.conversion.given import Given, called, library_of, model_named
 from ucpl.conversion.keywords import DataPlane, ToApply, ToConvert, ToPlan, ToVerify, bounds_of, given_from
 from ucpl.conversion.opening import load_plan, open_alike
 from ucpl.conversion.opening import open_checkpoint as open_headers
 from ucpl.conversion.planning import Asked, make_plan
+from ucpl.conversion.requests import Given, called, library_of, model_named
 from ucpl.conversion.side import Side
 from ucpl.conversion.sides import source_side as describe
 from ucpl.conversion.sides import target_side as aim

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ucpl.conversion.checking import check
-from ucpl.conversion.given import Given
+from ucpl.conversion.requests import Given
 from ucpl.language import nodes, parse, parse_call
 from ucpl.layout import load, resolve
 from ucpl.resources import spec_files

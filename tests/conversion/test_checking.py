@@ -13,7 +13,7 @@ import pytest
 from tests.cli.command import FIXTURES, good, ucpl
 from ucpl.conversion.checking import Checked, check
 from ucpl.conversion.degrees import TOGETHER, combinations
-from ucpl.conversion.given import Given
+from ucpl.conversion.requests import Given
 from ucpl.language import parse_call
 from ucpl.layout import load, resolve
 from ucpl.layout.scope import Value

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 
 from ucpl.conversion.checking import check
-from ucpl.conversion.given import Given
+from ucpl.conversion.requests import Given
 
 TEXT = """ucpl 1
 model m {

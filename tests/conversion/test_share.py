@@ -12,8 +12,8 @@ import pytest
 from tests.cli.command import FIXTURES
 from tests.laws import moves as mv
 from ucpl.conversion.engine import planned
-from ucpl.conversion.given import Given
 from ucpl.conversion.planning import Asked, statement
+from ucpl.conversion.requests import Given
 from ucpl.conversion.share import share_of
 from ucpl.errors import UcplError
 

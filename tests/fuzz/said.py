@@ -17,9 +17,9 @@ from tests.fuzz.damage import damage_bytes, damage_value
 from tests.fuzz.lessened import every_kind
 from tests.fuzz.plans import json_of
 from tests.fuzz.small import stored
-from ucpl.conversion.given import Called, Given, called, config_at
 from ucpl.conversion.opening import open_checkpoint
 from ucpl.conversion.planning import make_plan
+from ucpl.conversion.requests import Called, Given, called, config_at
 from ucpl.conversion.side import Side, located
 from ucpl.conversion.sides import source_side, target_side
 from ucpl.files.pickles import dump_pickle

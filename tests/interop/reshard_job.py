@@ -23,8 +23,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 import ucpl
 from tests.interop.jobs import leave
-from ucpl.conversion.given import Given
 from ucpl.conversion.planning import Asked, described
+from ucpl.conversion.requests import Given
 from ucpl.extents import key_text
 from ucpl.placement import locate
 

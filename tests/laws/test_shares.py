@@ -23,7 +23,7 @@ from ucpl.graph.build import DtypeOf, RankShare
 from ucpl.language import parse_call
 from ucpl.layout import Layout, load, resolve
 from ucpl.placement import locate
-from ucpl.placement.meeting import Wanted
+from ucpl.placement.rank_ranges import Wanted
 from ucpl.planning import Plan, order
 from ucpl.testing import Example, layout_pairs, models
 from ucpl.texts import text_at

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 import ucpl
-from ucpl.conversion.given import Given
 from ucpl.conversion.planning import Asked, closed_text, described
+from ucpl.conversion.requests import Given
 from ucpl.errors import UcplError
 from ucpl.layout import Layout, domains_of
 from ucpl.placement import locate

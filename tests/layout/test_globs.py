@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ucpl.conversion.checking import check
-from ucpl.conversion.given import Given
+from ucpl.conversion.requests import Given
 from ucpl.errors import UcplError
 from ucpl.language import nodes, parse, parse_call, print_file
 from ucpl.layout import Layout, close, expand, globs, load, resolve

@@ -8,7 +8,7 @@ import pytest
 
 from ucpl.errors import UcplError
 from ucpl.language import nodes, parse_expr
-from ucpl.layout.near import nearest
+from ucpl.layout.name_remedies import nearest
 from ucpl.layout.scope import Config, Scope, literal
 
 VALUES = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from ucpl.conversion.checking import check_text
-from ucpl.conversion.given import Given
+from ucpl.conversion.requests import Given
 
 MODEL = """
 model m {

@@ -17,7 +17,7 @@ import pytest
 from attrs import frozen
 
 from ucpl.conversion.checking import Checked, check
-from ucpl.conversion.given import Given
+from ucpl.conversion.requests import Given
 from ucpl.errors import Diagnostic, catalogue
 
 HERE = Path(__file__).parent

@@ -14,7 +14,7 @@ from attrs import frozen
 
 from tests.mistakes.test_mistakes import GENERAL, told
 from ucpl.conversion.checking import Checked, check
-from ucpl.conversion.given import Given
+from ucpl.conversion.requests import Given
 from ucpl.errors import catalogue
 from ucpl.texts import Json
 

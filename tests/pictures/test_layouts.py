@@ -15,7 +15,7 @@ import pytest
 
 from tests.cli.command import ROOT, good, ucpl
 from tests.pictures.drawn import SVG, Drawn, Page, drawn, elements_of, held_by
-from ucpl.conversion.given import Given, config_at, model_named
+from ucpl.conversion.requests import Given, config_at, model_named
 from ucpl.conversion.showing import shown
 from ucpl.pictures.boxes import framed, joined
 from ucpl.pictures.html_layout import layout_html

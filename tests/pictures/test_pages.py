@@ -19,7 +19,7 @@ from tests.cli.command import ROOT, good, ucpl
 from tests.pictures.drawn import Page, elements_of, held_by
 from tests.pictures.test_layouts import MODEL
 from ucpl import api
-from ucpl.conversion.given import Given
+from ucpl.conversion.requests import Given
 from ucpl.conversion.showing import shown
 from ucpl.pictures.flows import plan_picture
 

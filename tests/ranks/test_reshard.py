@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from ucpl.conversion.given import Given, library_of
 from ucpl.conversion.planning import Asked, described
+from ucpl.conversion.requests import Given, library_of
 from ucpl.conversion.share import share_of
 from ucpl.errors import UcplError
 from ucpl.extents import key_text

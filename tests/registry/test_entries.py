@@ -20,7 +20,7 @@ UCPL = Path(entries.__file__).parents[1]
 # Words that are a format's name and something else, too: the form `dcp` of files, and the package of an optimizer's class.
 OTHERS = {
     ("graph/side.py", "dcp"),
-    ("placement/begins.py", "dcp"),
+    ("placement/chunk_begins.py", "dcp"),
     ("layout/storing.py", "dcp"),
     ("conversion/dialects.py", "dcp"),
     ("ranks/engines.py", "deepspeed"),

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 import ucpl
-from ucpl.conversion.given import Given
 from ucpl.conversion.planning import Asked, described
+from ucpl.conversion.requests import Given
 from ucpl.extents import key_text
 from ucpl.placement import locate
 from ucpl.vault import Vault, Writer

@@ -14,9 +14,9 @@ import pytest
 
 import ucpl
 from tests.vault.states import Truth, call, memory
-from ucpl.conversion.given import called
-from ucpl.conversion.losing import losses_of
+from ucpl.conversion.lost_bytes import losses_of
 from ucpl.conversion.opening import open_checkpoint
+from ucpl.conversion.requests import called
 from ucpl.planning.nets import net_from, net_json
 from ucpl.planning.plan import Plan
 from ucpl.runtime.identity import digest_of_plan

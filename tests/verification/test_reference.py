@@ -18,9 +18,9 @@ from attrs import evolve
 import ucpl
 from tests.cli.command import FIXTURES
 from tests.formats.deepspeed import deepspeed_stand_ins  # noqa: F401  (pickle looks for these)
-from ucpl.conversion.given import Given, called
 from ucpl.conversion.opening import open_alike
 from ucpl.conversion.opening import open_checkpoint as open_headers
+from ucpl.conversion.requests import Given, called
 from ucpl.conversion.sides import source_side as describe
 from ucpl.errors import Diagnostic
 from ucpl.extents import ParameterGroup

@@ -63,7 +63,7 @@ def seen_by_all(team: ProcessGroup | None, source: str, keys: str | None = None)
     if team is None:
         yield path
         return
-    from ucpl.files.watching import reading
+    from ucpl.files.header_watch import reading
     from ucpl.ranks.job import Job
     from ucpl.ranks.scattered_files import one_folder
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from ucpl.errors import Label, fail
 
 if TYPE_CHECKING:
-    from ucpl.conversion.given import Given
     from ucpl.conversion.keywords import DataPlane, How
+    from ucpl.conversion.requests import Given
     from ucpl.layout.scope import Value
 
 __all__ = [
@@ -188,7 +188,7 @@ def given_of(options: Namespace) -> Given:
 
     Of a verb that has them. Raises: UcplError E110, E170-E178.
     """
-    from ucpl.conversion.given import Given, config_at, model_named
+    from ucpl.conversion.requests import Given, config_at, model_named
 
     model, config, sizes = getattr(options, "model", None), options.config, sizes_of(options.sizes)
     return Given(

@@ -18,8 +18,8 @@ from ucpl.errors import Exit, Label, fail
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
-    from ucpl.conversion.given import Given
     from ucpl.conversion.planning import Asked
+    from ucpl.conversion.requests import Given
     from ucpl.files.checkpoint import Checkpoint
     from ucpl.layout import Layout
     from ucpl.planning.plan import Plan
@@ -195,7 +195,7 @@ def to_write(text: str) -> str:
 
     Raises: UcplError E170 and others.
     """
-    from ucpl.conversion.given import library_of
+    from ucpl.conversion.requests import library_of
     from ucpl.language import nodes
 
     head, colon, name = text.partition(".ucpl:")

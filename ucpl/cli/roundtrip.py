@@ -17,7 +17,7 @@ from ucpl.texts import read_text
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
-    from ucpl.conversion.given import Given
+    from ucpl.conversion.requests import Given
     from ucpl.language import nodes
     from ucpl.testing import Report
 
@@ -119,7 +119,7 @@ def unread(name: str, given: Given) -> list[str]:
     """The options that neither the file nor its imports use."""
     if given.config is None:
         return []
-    from ucpl.conversion.given import library_of
+    from ucpl.conversion.requests import library_of
     from ucpl.lint.unused_names import CONFIG_UNREAD, reads_config
 
     models = [given.model] if given.model is not None else []

@@ -19,7 +19,7 @@ from ucpl.errors import Exit, Label, fail
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
-    from ucpl.conversion.given import Given
+    from ucpl.conversion.requests import Given
     from ucpl.conversion.side import Side
     from ucpl.planning.plan import Plan
 

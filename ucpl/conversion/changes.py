@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import field
 
-from ucpl.conversion.voice import Voice
+from ucpl.conversion.change_origins import ChangeOrigin
 from ucpl.records import frozen
 
 __all__ = ["Changes", "Dealt"]
@@ -35,11 +35,11 @@ class Changes:
     trained: frozenset[str] = frozenset()
     dealt: Dealt = field(factory=Dealt)  # the optimizer's groups, made anew
     said: tuple[str, ...] = ()
-    voice: Voice = field(factory=Voice)
+    origin: ChangeOrigin = field(factory=ChangeOrigin)
 
     @property
     def gone(self) -> dict[str, tuple[str, ...]]:
-        """Metadata that a target's files lack; ucpl/conversion/lessening.py removes it.
+        """Metadata that a target's files lack; ucpl/conversion/dropping.py removes it.
 
         The bytes of tensors are not part of it.
         """

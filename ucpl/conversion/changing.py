@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, NoReturn
 
 from attrs import evolve
 
+from ucpl.conversion.change_origins import ChangeOrigin
 from ucpl.conversion.changes import Changes, Dealt
 from ucpl.conversion.grouping import dealt
-from ucpl.conversion.voice import Voice
 from ucpl.errors import Label, fail
 from ucpl.language import nodes
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.globs import is_called
-from ucpl.layout.near import for_dropped, for_parameter
+from ucpl.layout.name_remedies import for_dropped, for_parameter
 from ucpl.records import frozen
 from ucpl.registry import format_named
 from ucpl.tables import each
 
 if TYPE_CHECKING:
-    from ucpl.conversion.given import Given
+    from ucpl.conversion.requests import Given
     from ucpl.conversion.side import Side
     from ucpl.layout import Layout
     from ucpl.layout.layout import LogicalTensor
@@ -45,7 +45,7 @@ class _Known:
     states: frozenset[str]
     beside: frozenset[str]  # values of the module that are no tensors, and tensors without elements
     others: frozenset[str]  # keys of client_state, numbers, blobs: left out elsewhere
-    voice: Voice
+    origin: ChangeOrigin
 
     def named(self, text: str) -> tuple[list[str], list[str], list[str]]:
         """Tensors, second names and values that a name or glob matches.
@@ -69,13 +69,13 @@ def changes_of(source: Side, given: Given, own: nodes.Model | None) -> Changes:
 
     Raises: UcplError E300, E327, E328, E329.
     """
-    known = _known(source, Voice(given.said_by))
+    known = _known(source, ChangeOrigin(given.said_by))
     drop, tensors, said = _dropped(known, given.drop)
     _demand_whole_ties(known, tensors, drop)
     frozen_, of_frozen = _frozen(known, given.freeze, tensors)
     asked = _trained(known, given.train, (tensors, frozen_), _fresh(known, own))
     left = {path for path, t in known.tensors.items() if t.kind == "parameter"} - tensors - frozen_
-    groups = dealt(source, left, asked, known.voice) if own is None else _said_by(known, own, asked)
+    groups = dealt(source, left, asked, known.origin) if own is None else _said_by(known, own, asked)
     if not left and not asked and any(t.kind == "parameter" for t in known.tensors.values()):
         _demand_some(known, tensors, given)
     trained = frozenset(asked)
@@ -87,11 +87,11 @@ def changes_of(source: Side, given: Given, own: nodes.Model | None) -> Changes:
         trained=trained,
         dealt=groups,
         said=(*said, *of_frozen, *groups.said),
-        voice=known.voice,
+        origin=known.origin,
     )
 
 
-def _known(source: Side, voice: Voice) -> _Known:
+def _known(source: Side, origin: ChangeOrigin) -> _Known:
     layout, opened = source.layout, source.checkpoint
     beside: set[str] = set()
     others = {blob.name for blob in source.placement.blobs}
@@ -109,7 +109,7 @@ def _known(source: Side, voice: Voice) -> _Known:
         frozenset(states),
         frozenset(beside - layout.tensors.keys()),
         frozenset(others),
-        voice,
+        origin,
     )
 
 
@@ -167,9 +167,9 @@ def _demand_whole_ties(known: _Known, tensors: frozenset[str], drop: Iterable[st
             fail(
                 "E328",
                 f"{owner} is dropped, and {alias} is a second name of it that is not",
-                known.voice.place("drop", owner),
+                known.origin.place("drop", owner),
                 Label("<source>", f"one tensor with {owner}", where=alias),
-                remedy=f"add {(other := known.voice.other('drop', owner, alias))} to leave out both names; {other} alone"
+                remedy=f"add {(other := known.origin.other('drop', owner, alias))} to leave out both names; {other} alone"
                 f" keeps the tensor as {owner}",
             )
 
@@ -217,9 +217,9 @@ def _trained(
         mine = [] if new and not known.owners(name) else _of_kind(known, ("train", text), "frozen", (name, dropped))
         for path in (*mine, *new):
             if path in frozen_:
-                known.voice.refuse(("train", text), f"{path} is to be frozen and to be trained")
+                known.origin.refuse(("train", text), f"{path} is to be frozen and to be trained")
             if path in out and out[path][1] != (group.strip() or None):
-                known.voice.refuse(("train", text), f"{path} is to be in two groups")
+                known.origin.refuse(("train", text), f"{path} is to be in two groups")
             out[path] = (text, group.strip() or None)
     return out
 
@@ -242,8 +242,8 @@ def _said_by(known: _Known, own: nodes.Model, asked: Mapping[str, tuple[str, str
         if group is not None and (begun := _begun_in(own, path, group)) is not None:
             new[begun[0]] = begun[1]
         elif group is not None:
-            behind = f"in {group}" if known.voice.is_of_plan("train", text) else f"={group}"
-            known.voice.refuse(
+            behind = f"in {group}" if known.origin.is_of_plan("train", text) else f"={group}"
+            known.origin.refuse(
                 ("train", text), f"groups are those of {own.name}, which the target is of: leave {behind} out"
             )
         by_text.setdefault(text, []).append(path)
@@ -278,11 +278,11 @@ def _of_kind(known: _Known, said: tuple[str, str], kind: str, of: tuple[str, fro
     mine = [path for path in named if known.tensors[path].kind == kind]
     for path in named:
         if path in dropped and ("*" not in text or not set(mine) - dropped):
-            known.voice.refuse(said, f"{path} is dropped")
+            known.origin.refuse(said, f"{path} is dropped")
     mine = [path for path in mine if path not in dropped]
     if not mine or ("*" not in text and len(mine) < len(named)):
         other = next(path for path in named if path not in mine)
-        known.voice.refuse(said, f"{other} is {_KINDS[known.tensors[other].kind]}")
+        known.origin.refuse(said, f"{other} is {_KINDS[known.tensors[other].kind]}")
     return mine
 
 
@@ -293,7 +293,7 @@ def _refuse_unknown(known: _Known, said: tuple[str, str], remedy: str) -> NoRetu
     """Raises: UcplError E300."""
     kinds = "tensor or state" if said[0] == "drop" else "parameter"
     what = "it matches no tensor" if "*" in said[1] else f"no {kinds} of that name"
-    fail("E300", f"{known.voice.words(*said)}: {what}", known.voice.place(*said), remedy=remedy)
+    fail("E300", f"{known.origin.words(*said)}: {what}", known.origin.place(*said), remedy=remedy)
 
 
 # ---- the model that the target is over ---------------------------------------------------------------------------------
@@ -354,7 +354,7 @@ def demand_acting(changes: Changes, layout: Layout) -> None:
             tensor = layout.tensors.get(path)
             if tensor is not None and tensor.kind != kind:
                 said = f"`{whole_name(path)} : ... is frozen`" if kind == "frozen" else "it without `is frozen`"
-                changes.voice.refuse(
+                changes.origin.refuse(
                     (word, path),
                     f"in {layout.model_name}, which the target is of, it is {_KINDS[tensor.kind]}: write {said}",
                 )
@@ -376,13 +376,13 @@ def demand_left_out(changes: Changes, target: Placement) -> None:
     """
     held = {target.tensors[n] for part in target.parts for n in each(part.folded.tensor)} & changes.tensors
     for path in (path for path in target.layout.tensors if path in held):
-        changes.voice.refuse(
+        changes.origin.refuse(
             ("drop", path),
             f"{target.layout.name}, which is of {target.layout.model_name}, stores it: write `{whole_name(path)} = none`",
         )
 
 
-def demand_states_left_out(drop: Iterable[str], voice: Voice, target: Placement, source: Placement) -> None:
+def demand_states_left_out(drop: Iterable[str], origin: ChangeOrigin, target: Placement, source: Placement) -> None:
     """Check that a target stores no dropped state of the source.
 
     Raises: UcplError E327.
@@ -391,7 +391,7 @@ def demand_states_left_out(drop: Iterable[str], voice: Voice, target: Placement,
 
     held = {part.state for part in source.parts}
     for name in (name for name in stored_states(drop, target) if name in held):
-        voice.refuse(
+        origin.refuse(
             ("drop", name),
             f"{target.layout.name} stores {name} of each parameter",
             "take it out, since the target needs it; --weights-alone leaves out the optimizer"

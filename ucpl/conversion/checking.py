@@ -16,6 +16,7 @@ from pathlib import Path
 
 from attrs import evolve, field
 
+from ucpl.conversion.change_origins import ChangeOrigin
 from ucpl.conversion.changes import Changes
 from ucpl.conversion.changing import demand_acting, demand_left_out, demand_states_left_out
 from ucpl.conversion.degrees import (
@@ -31,19 +32,18 @@ from ucpl.conversion.degrees import (
     try_degrees,
 )
 from ucpl.conversion.drawn_sizes import Sizes, lets_of
+from ucpl.conversion.error_causes import rests_on_a_try, same_place
 from ucpl.conversion.forms import demand_names
-from ucpl.conversion.given import Called, Given
 from ucpl.conversion.planning import closed_call
-from ucpl.conversion.resting import rests_on_a_try, same_place
+from ucpl.conversion.requests import Called, Given
 from ucpl.conversion.side import Side, located
-from ucpl.conversion.voice import Voice
 from ucpl.errors import Diagnostic, UcplError, fail
 from ucpl.language import nodes, parse, parse_call, print_expr, print_file
 from ucpl.layout import Layout, Library, load
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.globs import is_called
-from ucpl.layout.idle import check_known
 from ucpl.layout.library import KnownStatement, Reader
+from ucpl.layout.misplaced_statements import check_known
 from ucpl.layout.remedies import for_buffer, for_hole
 from ucpl.layout.scope import Scope, UnknownNumber, Value, at
 from ucpl.layout.statements import called_model, items_of
@@ -481,7 +481,7 @@ class _Checker:
         if source.layout.model_name != TRIAL:
             for text in dead_training(node, source.layout, target.layout):
                 self.remark(text)
-            demand_states_left_out(node.drop, Voice(node), target.placement, source.placement)
+            demand_states_left_out(node.drop, ChangeOrigin(node), target.placement, source.placement)
             self.drops(node, source.layout)
             self.acting(node, source.layout, target)
             for said, remedy in unknown_parameters(node, (source.layout, target.layout)):
@@ -516,7 +516,7 @@ class _Checker:
             tensors=meant(node.drop),
             frozen=meant(node.freeze),
             trained=meant(name for name, _ in node.train),
-            voice=Voice(node),
+            origin=ChangeOrigin(node),
         )
         demand_acting(changes, target.layout)
         if changes.tensors:

@@ -15,15 +15,15 @@ from attrs import evolve, field
 
 from ucpl.conversion.degrees import degrees_of
 from ucpl.conversion.engine import planned
-from ucpl.conversion.given import Given, called, is_checkpoint
 from ucpl.conversion.planning import Asked
+from ucpl.conversion.requests import Given, called, is_checkpoint
 from ucpl.conversion.side import Side, located
 from ucpl.errors import Label, UcplError, fail
 from ucpl.planning.cost import Cost, cost_of, width_of
 from ucpl.records import define, frozen
 
 if TYPE_CHECKING:
-    from ucpl.conversion.given import Called
+    from ucpl.conversion.requests import Called
     from ucpl.layout import Layout
     from ucpl.planning.plan import Plan
 
@@ -221,7 +221,7 @@ class _Search:
 
     def called(self, degrees: Degrees) -> Called:
         """The source's call at other degrees."""
-        from ucpl.conversion.given import Called
+        from ucpl.conversion.requests import Called
         from ucpl.language import nodes
 
         call, names = self.one.call, [p.name for p in self.one.layout.parameters]

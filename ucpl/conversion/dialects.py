@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from attrs import field
 
-from ucpl.conversion.given import Called, Config, Given, called
+from ucpl.conversion.requests import Called, Config, Given, called
 from ucpl.conversion.side import located
 from ucpl.errors import Label, fail
 from ucpl.records import frozen
@@ -27,7 +27,7 @@ from ucpl.records import frozen
 if TYPE_CHECKING:
     from ucpl.files.checkpoint import Checkpoint
     from ucpl.placement import Home, Part, Placement
-    from ucpl.placement.through import Piece
+    from ucpl.placement.dialect_boxes import Piece
 
 __all__ = ["Dialect", "Named", "Names", "described_as", "dialect", "names_of", "refuse", "split_names"]
 
@@ -108,7 +108,7 @@ def dialect(text: str, config: Config | None, sizes: Mapping[str, object]) -> Di
 
 
 def _pieces(part: Part) -> list[tuple[Home, list[tuple[int, Piece]]]]:
-    from ucpl.placement.through import piece_of
+    from ucpl.placement.dialect_boxes import piece_of
 
     homes = list(part.homes)
     out: list[list[tuple[int, Piece]]] = [[] for _ in homes]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from attrs import evolve
 
-from ucpl.conversion.drift import demand_no_drift
 from ucpl.conversion.keywords import ToApply, bounds_of
+from ucpl.conversion.one_step import demand_no_drift
 from ucpl.conversion.places import refuse_existing, with_parents
 from ucpl.conversion.running import rehearsed, run
 from ucpl.conversion.staging import clear_made, with_made
@@ -21,9 +21,9 @@ from ucpl.conversion.target_passes import applied, ungrouped
 from ucpl.records import frozen
 
 if TYPE_CHECKING:
-    from ucpl.conversion.beside import Checked
-    from ucpl.conversion.given import Given
+    from ucpl.conversion.companion_checks import Checked
     from ucpl.conversion.planning import Asked, Prepared
+    from ucpl.conversion.requests import Given
     from ucpl.files.checkpoint import Checkpoint
     from ucpl.placement import Placement
     from ucpl.planning.plan import Plan
@@ -163,7 +163,7 @@ class Engine:
     def _ready(self, asked: Asked, given: Given, *, look: bool) -> Ready:
         """Open, plan and check. look: compare companion weights with the shards, too."""
         from ucpl.conversion.accounting import with_account
-        from ucpl.conversion.beside import checked
+        from ucpl.conversion.companion_checks import checked
 
         made = planned(asked, given)
         known = checked(made, bounds_of(self.how), look=look)

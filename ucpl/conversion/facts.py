@@ -145,7 +145,7 @@ def _kinds(tensors: Iterable[NamedTensor]) -> dict[str, Count]:
 
 
 def _bytes_of_files(c: Checkpoint) -> int:
-    from ucpl.files.watching import reading
+    from ucpl.files.header_watch import reading
 
     with reading(c.root):
         return sum((c.root / f).stat().st_size for f in c.files if (c.root / f).is_file())

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 from attrs import evolve
 
-from ucpl.conversion.given import Called
+from ucpl.conversion.requests import Called
 from ucpl.errors import Label, UcplError, fail
 from ucpl.language import nodes, parse
 from ucpl.layout.fills import PARAMETER
 from ucpl.layout.library import KnownStatement
-from ucpl.layout.near import nearest
+from ucpl.layout.name_remedies import nearest
 from ucpl.registry import format_named
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
+from ucpl.conversion.change_origins import ChangeOrigin
 from ucpl.conversion.changes import Dealt
-from ucpl.conversion.voice import Voice
 from ucpl.errors import Label, fail
 from ucpl.files.scalars import number_of
 from ucpl.layout.fills import PARAMETER
@@ -41,7 +41,7 @@ class _Groups:
     left: dict[str, list[str]]
     order: dict[str, int]  # of the model's tensors
     new: dict[str, str]  # new groups, each with the one whose hyper-parameters it gets
-    voice: Voice
+    origin: ChangeOrigin
 
     @property
     def layout(self) -> Layout:
@@ -95,13 +95,13 @@ class _Groups:
     def refuse(self, text: str, path: str, what: str) -> NoReturn:
         shown = [f"{g} ({len(ms)} parameters, the first {ms[0]})" if ms else g for g, ms in self.left.items()]
         name, first = text.rpartition("=")[0] or text, next(iter(self.left), "0")
-        begun = self.voice.other("train", text, name, f"{len(self.left)}:{first}")
+        begun = self.origin.other("train", text, name, f"{len(self.left)}:{first}")
         fail(
             "E329",
-            f"{self.voice.words('train', text)}: {path}: {what}",
-            self.voice.place("train", text),
+            f"{self.origin.words('train', text)}: {path}: {what}",
+            self.origin.place("train", text),
             Label("<source>", f"groups {', '.join(shown)}" if shown else "no groups"),
-            remedy=f"write {self.voice.other('train', text, name, first)}, with the group's name, or"
+            remedy=f"write {self.origin.other('train', text, name, first)}, with the group's name, or"
             f" {begun} for a new group with the hyper-parameters of {first}",
         )
 
@@ -115,14 +115,14 @@ class _Groups:
         return "behind its others, which are in an order of their own"
 
 
-def dealt(source: Side, left: set[str], asked: Asked, voice: Voice) -> Dealt:
+def dealt(source: Side, left: set[str], asked: Asked, origin: ChangeOrigin) -> Dealt:
     """Groups with the remaining and the newly trained parameters.
 
     Raises: UcplError E329.
     """
     known = source.layout.model_groups
     order = {path: i for i, path in enumerate(source.layout.tensors)}
-    groups = _Groups(source, {name: [m for m in members if m in left] for name, members in known}, order, {}, voice)
+    groups = _Groups(source, {name: [m for m in members if m in left] for name, members in known}, order, {}, origin)
     placed: dict[tuple[str, str, str], list[str]] = {}
     for path, (text, named) in asked.items():
         if known:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from attrs import fields
 
-from ucpl.conversion.given import Given, config_at
+from ucpl.conversion.requests import Given, config_at
 
 if TYPE_CHECKING:
     from ucpl.language import nodes

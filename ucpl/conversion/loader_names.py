@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ucpl.conversion.given import Called
+from ucpl.conversion.requests import Called
 from ucpl.errors import Label, fail
 from ucpl.records import frozen
 from ucpl.registry import format_named, format_of_layout
 
 if TYPE_CHECKING:
-    from ucpl.conversion.given import Given
+    from ucpl.conversion.requests import Given
     from ucpl.conversion.side import Side
     from ucpl.inference.parallel import Note
 

@@ -51,7 +51,7 @@ def seen(placement: Placement, names: Dialect) -> Placement:
 
 def _through(part: Part, known: Sequence[Named | None], width: int) -> Pieces:
     from ucpl.placement import Pieces
-    from ucpl.placement.through import through
+    from ucpl.placement.dialect_boxes import through
 
     p = part.pieces
     out: list[tuple[int, int, tuple[int, ...], tuple[int, ...], tuple[int, ...], int, int, int]] = []

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from ucpl.conversion.dialects import Names, dialect, names_of, refuse
-from ucpl.conversion.given import Called, Config, Given, called
 from ucpl.conversion.renaming import renamed
+from ucpl.conversion.requests import Called, Config, Given, called
 from ucpl.conversion.side import Side, located
 from ucpl.conversion.sides import source_side, target_side
 from ucpl.conversion.ties import framework_of

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ucpl.conversion.given import Called, Config, Given, called
 from ucpl.conversion.ordering import order_of, without_order
+from ucpl.conversion.requests import Called, Config, Given, called
 from ucpl.conversion.side import located
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents.account import NotRead

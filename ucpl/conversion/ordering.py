@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from attrs import evolve
 
-from ucpl.conversion.given import Called
+from ucpl.conversion.requests import Called
 from ucpl.errors import Label, fail
 from ucpl.texts import read_text
 

@@ -27,7 +27,7 @@ def refuse_existing(target: Path, how: How) -> None:
 
     Raises: UcplError E500, E186 for an impossible name, E400 if the place cannot be read.
     """
-    from ucpl.files.watching import reading
+    from ucpl.files.header_watch import reading
 
     if (there := get_upload_target(target)) is not None:
         return _refuse_in_store(there, how)

@@ -15,11 +15,11 @@ from attrs import evolve
 
 from ucpl.conversion.changes import Changes
 from ucpl.conversion.dialects import Names, split_names
-from ucpl.conversion.given import Called, Given, called, is_checkpoint, library_of
-from ucpl.conversion.lessening import shortened
+from ucpl.conversion.dropping import shortened
 from ucpl.conversion.logical import placements
 from ucpl.conversion.named_sides import named_sides
 from ucpl.conversion.opening import open_checkpoint
+from ucpl.conversion.requests import Called, Given, called, is_checkpoint, library_of
 from ucpl.conversion.side import Side
 from ucpl.conversion.sides import sides
 from ucpl.conversion.ties import framework_of
@@ -198,7 +198,7 @@ def plan_of(
 
     Raises: UcplError as `make_plan`.
     """
-    from ucpl.conversion.losing import losses_of, replays_of
+    from ucpl.conversion.lost_bytes import losses_of, replays_of
     from ucpl.conversion.target_passes import decided
     from ucpl.graph import build
     from ucpl.planning import order

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ucpl.conversion.lessening import BY_GROUP
+from ucpl.conversion.dropping import BY_GROUP
 from ucpl.errors import Label, fail
 from ucpl.files.groups import has_groups_alone, matched, sources_of, with_empty
 from ucpl.registry import Format, format_named

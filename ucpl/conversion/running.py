@@ -104,7 +104,7 @@ def _look_again(target: Path, plan: Plan, known: Checkpoint | None) -> None:
     Raises: UcplError, E400 for an error of the disk, E609 for hyper-parameters.
     """
     from ucpl.conversion.opening import read_named
-    from ucpl.files.watching import reading
+    from ucpl.files.header_watch import reading
     from ucpl.formats.named_files import open_files
     from ucpl.formats.opening import open_checkpoint
     from ucpl.runtime.rows import fit

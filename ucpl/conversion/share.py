@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ucpl.conversion.given import Given, is_checkpoint
 from ucpl.conversion.logical import placements
 from ucpl.conversion.planning import described, dtype_of, spec_digest
+from ucpl.conversion.requests import Given, is_checkpoint
 from ucpl.conversion.training import rounded
 from ucpl.errors import Label, fail
 from ucpl.layout import axes as ax
@@ -79,7 +79,7 @@ def _made(asked: Asked, sides: tuple[Side, Side], names: Names | None, rank: int
     from ucpl.graph import build
     from ucpl.graph.build import RankShare as OfOne
     from ucpl.placement import locate
-    from ucpl.placement.meeting import Wanted
+    from ucpl.placement.rank_ranges import Wanted
     from ucpl.planning import order, recipe_of
 
     whole = sides

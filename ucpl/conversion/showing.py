@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ucpl.conversion.folded import folded
-from ucpl.conversion.given import Given, called, is_checkpoint
+from ucpl.conversion.collapsed_rows import folded
 from ucpl.conversion.opening import open_checkpoint
+from ucpl.conversion.requests import Given, called, is_checkpoint
 from ucpl.conversion.side import Side
 from ucpl.conversion.side import located as side_of
 from ucpl.conversion.sides import sides, source_side, target_side

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from attrs import field
 
-from ucpl.conversion.given import Called, Given
+from ucpl.conversion.requests import Called, Given
 from ucpl.records import frozen
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from ucpl.conversion.changes import Changes
-from ucpl.conversion.given import Called, Given
-from ucpl.conversion.lessening import demand_layers, lessened
+from ucpl.conversion.dropping import demand_layers, lessened
 from ucpl.conversion.loader_names import for_loader
 from ucpl.conversion.opening import infer, own_layout
 from ucpl.conversion.ordering import without_order
+from ucpl.conversion.requests import Called, Given
 from ucpl.conversion.side import Side, located
 from ucpl.conversion.source_passes import Opened, config_of, passed
 from ucpl.conversion.ties import framework_of, with_ties
@@ -175,7 +175,7 @@ def _changed(made: Side, source: Side, changes: Changes) -> Side:
 
     demand_acting(changes, made.layout)
     demand_left_out(changes, made.placement)
-    demand_states_left_out(changes.drop, changes.voice, made.placement, source.placement)
+    demand_states_left_out(changes.drop, changes.origin, made.placement, source.placement)
     of = format_named(made.layout.framework)
     if of.has_engine and not of.is_of_any_ranks:
         demand_experts(source, changes.dealt.emptied)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ucpl.conversion.given import Called
+from ucpl.conversion.requests import Called
 from ucpl.conversion.ties import of_ties
 from ucpl.files.skipping import skipping
 from ucpl.records import frozen
 from ucpl.registry import format_named
 
 if TYPE_CHECKING:
-    from ucpl.conversion.given import Config, Given
+    from ucpl.conversion.requests import Config, Given
     from ucpl.files.checkpoint import Checkpoint
     from ucpl.planning.plan import Passed
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 if TYPE_CHECKING:
-    from ucpl.conversion.anew import Anew
-    from ucpl.conversion.beside import Checked
+    from ucpl.conversion.companion_checks import Checked
+    from ucpl.conversion.companion_writing import Anew
     from ucpl.conversion.keywords import How
     from ucpl.files.checkpoint import Checkpoint
 
@@ -124,7 +124,7 @@ def _made(one: Anew, known: Checked, folder: Path, how: How) -> Iterator[tuple[s
 
 
 def _with_paths(source: Checkpoint, paths: dict[str, Path]) -> Checkpoint:
-    from ucpl.files.watching import reading
+    from ucpl.files.header_watch import reading
 
     container = source.container
     assert container is not None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from attrs import evolve
 
-from ucpl.conversion.lessening import dropped, frozen, joined, regrown
+from ucpl.conversion.dropping import dropped, frozen, joined, regrown
 from ucpl.conversion.regrouping import as_called, regrouped, said_of_groups, with_empty_groups
 from ucpl.conversion.renaming import renamed
 from ucpl.conversion.source_passes import few

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ucpl.conversion.given import Called
+from ucpl.conversion.requests import Called
 from ucpl.registry import format_named
 
 if TYPE_CHECKING:
-    from ucpl.conversion.given import Config, Given
+    from ucpl.conversion.requests import Config, Given
     from ucpl.conversion.side import Side
     from ucpl.files.checkpoint import Checkpoint
     from ucpl.inference.parallel import Note

@@ -15,7 +15,7 @@ from attrs import evolve
 from ucpl.errors import Label, fail
 from ucpl.extents import key_text
 from ucpl.layout.by_index import whole_dim, whole_name
-from ucpl.layout.near import nearest
+from ucpl.layout.name_remedies import nearest
 from ucpl.records import frozen
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from ucpl.records import frozen
 from ucpl.registry import Format, format_named, formats
 
 if TYPE_CHECKING:
-    from ucpl.conversion.given import Called, Given, Inherited
+    from ucpl.conversion.requests import Called, Given, Inherited
     from ucpl.conversion.side import Side
     from ucpl.files.checkpoint import Checkpoint
     from ucpl.language import nodes

@@ -11,7 +11,7 @@ from typing import TypeVar
 from attrs import evolve
 
 from ucpl.conversion.dialects import split_names
-from ucpl.conversion.given import Called, Given, called
+from ucpl.conversion.requests import Called, Given, called
 from ucpl.conversion.ties import framework_of
 from ucpl.errors import UcplError
 from ucpl.registry import format_named

@@ -15,7 +15,7 @@ from ucpl.extents import Extent, Key, StoredTensor, Structure, TrainState
 from ucpl.extents.account import NotRead
 from ucpl.extents.containers import Container
 from ucpl.files.demands import Demands
-from ucpl.files.watching import Identity
+from ucpl.files.header_watch import Identity
 from ucpl.records import frozen
 
 

@@ -14,7 +14,7 @@ from typing import TypeGuard, TypeVar
 
 from ucpl.errors import Label, fail
 from ucpl.extents import BY_STORAGE, Call, Global, Key, Size, Step, StorageRef, TensorRef, TorchDType
-from ucpl.files.plain_calls import NUMPY_MODULES, is_plain_call
+from ucpl.files.known_objects import NUMPY_MODULES, is_plain_call
 
 __all__ = [
     "Bad",

@@ -13,8 +13,8 @@ from attrs import field
 
 from ucpl.extents.account import NotRead
 from ucpl.files.checkpoint import Checkpoint
+from ucpl.files.header_watch import reading
 from ucpl.files.texts import read_small
-from ucpl.files.watching import reading
 from ucpl.records import frozen
 from ucpl.texts import Json
 

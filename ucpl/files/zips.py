@@ -19,7 +19,7 @@ from attrs import evolve, field
 
 from ucpl.digests import crc32
 from ucpl.errors import Label, fail
-from ucpl.files.watching import saw
+from ucpl.files.header_watch import saw
 from ucpl.records import frozen
 from ucpl.storage.reading import computed_ranges, hint, is_within, pread
 

@@ -15,8 +15,8 @@ from ucpl.extents import key_text
 from ucpl.extents.account import NotRead
 from ucpl.files.carrying import by_place, origin_of
 from ucpl.files.checkpoint import Checkpoint
+from ucpl.files.header_watch import reading
 from ucpl.files.pickles import tensors_of
-from ucpl.files.watching import reading
 from ucpl.formats.folders.reading import OWN, POINTERS
 
 __all__ = ["is_of_an_optimizer", "not_read_of"]

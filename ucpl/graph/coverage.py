@@ -11,7 +11,7 @@ import numpy as np
 
 from ucpl.errors import Label, fail
 from ucpl.graph.copies import Chosen
-from ucpl.graph.lacking import line_to_write
+from ucpl.graph.missing_elements import line_to_write
 from ucpl.graph.rows import StoredBoxes
 from ucpl.graph.side import GraphSide
 from ucpl.layout.fills import PARAMETER

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ucpl.errors import Label, fail
-from ucpl.graph.lacking import line_to_write
+from ucpl.graph.missing_elements import line_to_write
 from ucpl.layout import LogicalTensor
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.indices import Indices
-from ucpl.layout.near import for_dropped
+from ucpl.layout.name_remedies import for_dropped
 from ucpl.layout.scope import at
 from ucpl.placement import Placement
 

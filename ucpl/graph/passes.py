@@ -15,9 +15,9 @@ import networkx as nx
 import numpy as np
 from attrs import evolve
 
+from ucpl.graph.alike_lines import each_kin
 from ucpl.graph.casts import settle
 from ucpl.graph.graph import Drawn, Graph, Joined, Joint, SourceBoxes, TargetBoxes
-from ucpl.graph.kin import each_kin
 from ucpl.graph.rows import StoredBoxes
 from ucpl.placement.boxes import overlaps
 from ucpl.tables import I64, join_runs, numbered, straighten

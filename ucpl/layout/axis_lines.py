@@ -13,7 +13,7 @@ from ucpl.errors import Diagnostic
 from ucpl.language import nodes, print_item
 from ucpl.language.printer import opening
 from ucpl.language.walk import rewritten
-from ucpl.layout.near import may_be_new, nearest
+from ucpl.layout.name_remedies import may_be_new, nearest
 from ucpl.records import frozen
 
 __all__ = ["UnknownAxis", "with_lines"]

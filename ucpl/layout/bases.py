@@ -11,7 +11,7 @@ from typing import NoReturn
 from ucpl.errors import Label, fail
 from ucpl.language import nodes
 from ucpl.layout.library import KnownStatement, Library
-from ucpl.layout.near import nearest
+from ucpl.layout.name_remedies import nearest
 from ucpl.layout.overlay import each_state, overlay, without_gone
 from ucpl.layout.scope import Value, at, literal
 

@@ -20,7 +20,7 @@ from ucpl.layout.globs import Globs, literals
 from ucpl.layout.layout import Entry, GlobMatch, LogicalTensor
 from ucpl.layout.live import check_live, reject_live
 from ucpl.layout.models import unknown_tensor
-from ucpl.layout.near import nearest
+from ucpl.layout.name_remedies import nearest
 from ucpl.layout.patterns import axes_closed, check_indices, check_no_flat, dims_in
 from ucpl.layout.remedies import for_dim, for_parts
 from ucpl.layout.scales import scaled

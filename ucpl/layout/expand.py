@@ -22,7 +22,7 @@ from ucpl.layout.resolve import resolved
 from ucpl.layout.scope import Config, Scope, Value, literal
 from ucpl.layout.statements import CallInputs, Inherited, OpenedLayout, items_of, open_layout
 from ucpl.layout.storing import is_there, said_clauses
-from ucpl.layout.used import names_of, without_unused
+from ucpl.layout.uses import names_of, without_unused
 
 __all__ = ["close", "expand", "items_of", "wildcards_of"]
 

@@ -15,7 +15,7 @@ from ucpl.layout.globs import literals, matches
 from ucpl.layout.indices import chosen, compact, runs_in
 from ucpl.layout.layout import Box, Filling, LogicalState, LogicalTensor
 from ucpl.layout.models import ModelGroups, unknown_tensor
-from ucpl.layout.near import nearest
+from ucpl.layout.name_remedies import nearest
 from ucpl.layout.scope import Scope, at
 from ucpl.records import define
 

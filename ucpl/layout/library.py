@@ -15,7 +15,7 @@ from attrs import evolve, field
 
 from ucpl.errors import Label, UcplError, fail
 from ucpl.language import nodes, parse
-from ucpl.layout.near import alike_names, nearest
+from ucpl.layout.name_remedies import alike_names, nearest
 from ucpl.layout.scope import at
 from ucpl.records import define, frozen
 from ucpl.registry import formats

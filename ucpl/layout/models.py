@@ -16,7 +16,7 @@ from ucpl.layout.by_index import whole_name
 from ucpl.layout.globs import Globs, literals
 from ucpl.layout.indices import Indices, chosen
 from ucpl.layout.layout import LogicalState, LogicalTensor
-from ucpl.layout.near import for_name, nearest
+from ucpl.layout.name_remedies import for_name, nearest
 from ucpl.layout.remedies import for_extent, for_rest, for_tensor
 from ucpl.layout.scales import with_scalings
 from ucpl.layout.scope import Scope, at

@@ -9,7 +9,7 @@ from attrs import evolve
 
 from ucpl.errors import fail
 from ucpl.language import nodes
-from ucpl.layout.near import nearest
+from ucpl.layout.name_remedies import nearest
 from ucpl.layout.scope import at
 
 __all__ = ["each_state", "fresh", "left_side", "overlay", "without_gone"]

@@ -16,7 +16,7 @@ from ucpl.layout.axis_lines import UnknownAxis
 from ucpl.layout.indices import chosen, runs_in
 from ucpl.layout.layout import Mesh
 from ucpl.layout.live import reject_live
-from ucpl.layout.near import for_axis, for_name
+from ucpl.layout.name_remedies import for_axis, for_name
 from ucpl.layout.scope import Scope, at
 
 __all__ = [

@@ -13,7 +13,7 @@ from ucpl.language.walk import rewritten, walk
 from ucpl.language.words import CLAUSE_WORDS, ELEMENT_TYPES
 from ucpl.layout.axes import UnevenCut, mesh_axes_of
 from ucpl.layout.layout import Layout, LogicalTensor
-from ucpl.layout.near import for_name, nearest
+from ucpl.layout.name_remedies import for_name, nearest
 
 __all__ = [
     "for_buffer",

@@ -16,11 +16,11 @@ from ucpl.layout.axis_lines import UnknownAxis, with_lines
 from ucpl.layout.domains import domain_rules
 from ucpl.layout.entries import entries_of
 from ucpl.layout.fills import fillings_of
-from ucpl.layout.idle import check_acting, check_founded, check_known, check_places
 from ucpl.layout.layout import GlobMatch, Layout
 from ucpl.layout.library import Library
+from ucpl.layout.misplaced_statements import check_acting, check_founded, check_known, check_places
 from ucpl.layout.models import UnknownTensor, aliases_of, check_sizes, for_alias, groups_of, states_of, tensors_of
-from ucpl.layout.near import nearest
+from ucpl.layout.name_remedies import nearest
 from ucpl.layout.on_mesh import check_meshes
 from ucpl.layout.patterns import index_rules, meshes_of
 from ucpl.layout.scales import check_block_edges

@@ -11,7 +11,7 @@ from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.language import nodes, print_expr
 from ucpl.language.walk import walk
 from ucpl.layout.arithmetic import NUMBER_LIMIT, NotWhole, Value, at, bounded, evaluated, integer
-from ucpl.layout.near import for_name, nearest
+from ucpl.layout.name_remedies import for_name, nearest
 from ucpl.records import define, frozen
 from ucpl.texts import Json
 

@@ -16,8 +16,8 @@ from ucpl.layout.axis_lines import UnknownAxis
 from ucpl.layout.layout import BlobRule, Derivation, FileRule, Group, Layout, LogicalTensor, Policy, States, Storing
 from ucpl.layout.live import reject_live
 from ucpl.layout.models import ModelGroups, trained_groups, unknown_tensor
+from ucpl.layout.name_remedies import for_axis, for_place, nearest
 from ucpl.layout.naming import Naming, naming_of
-from ucpl.layout.near import for_axis, for_place, nearest
 from ucpl.layout.patterns import axes_closed, check_flat, check_indices, check_no_flat, dims_in
 from ucpl.layout.remedies import for_rest
 from ucpl.layout.scope import Scope, Value, at

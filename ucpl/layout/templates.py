@@ -24,7 +24,7 @@ from ucpl.language import nodes, parse_expr, print_expr
 from ucpl.language.quoting import HOLE
 from ucpl.language.walk import rewritten
 from ucpl.layout.arithmetic import Operand, Value, at, evaluated
-from ucpl.layout.near import nearest
+from ucpl.layout.name_remedies import nearest
 from ucpl.layout.scope import Scope, literal
 from ucpl.records import frozen
 

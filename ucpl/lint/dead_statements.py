@@ -13,7 +13,7 @@ from ucpl.language.quoting import HOLE
 from ucpl.language.walk import walk
 from ucpl.layout import Layout
 from ucpl.layout.arithmetic import Operand, evaluated
-from ucpl.layout.near import nearest
+from ucpl.layout.name_remedies import nearest
 
 __all__ = ["constant_condition", "dead_statements", "dead_plan_names", "dead_training"]
 

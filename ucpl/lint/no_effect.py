@@ -15,7 +15,7 @@ from ucpl.layout.axes import leaves_of
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.globs import is_called
 from ucpl.layout.layout import Filling
-from ucpl.layout.near import for_dropped, for_parameter, nearest
+from ucpl.layout.name_remedies import for_dropped, for_parameter, nearest
 
 __all__ = [
     "foreign_texts",

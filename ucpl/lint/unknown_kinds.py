@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from ucpl.language import nodes, print_expr
 from ucpl.language.walk import walk
-from ucpl.layout.near import nearest
+from ucpl.layout.name_remedies import nearest
 
 __all__ = ["unknown_kinds"]
 

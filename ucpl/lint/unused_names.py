@@ -13,7 +13,7 @@ from ucpl.language import nodes, print_expr
 from ucpl.language.walk import walk
 from ucpl.layout import Library
 from ucpl.layout.templates import PLACE_WORDS
-from ucpl.layout.used import holes_of, lines_in_file, names_of
+from ucpl.layout.uses import holes_of, lines_in_file, names_of
 from ucpl.registry import format_named
 
 __all__ = ["CONFIG_UNREAD", "reads_config", "unused"]

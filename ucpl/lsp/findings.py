@@ -52,7 +52,7 @@ def findings(texts: Texts, path: str) -> list[Finding]:
     if wrong:
         return [_finding(texts, path, outline, d) for d in wrong]
     from ucpl.conversion.checking import check_text
-    from ucpl.conversion.given import Given
+    from ucpl.conversion.requests import Given
 
     config = texts.config(path)
     given = Given(config=config.values if config is not None else None)

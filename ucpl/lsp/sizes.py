@@ -163,7 +163,7 @@ class TextSizes:
         return found
 
     def _at(self, name: str, degrees: dict[str, int]) -> Placement | None:
-        from ucpl.conversion.given import Called, Given
+        from ucpl.conversion.requests import Called, Given
         from ucpl.conversion.side import located
 
         assert self.library is not None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ucpl.conversion.folded import numbers
+from ucpl.conversion.collapsed_rows import numbers
 from ucpl.placement.ranks import Ranks
 
 if TYPE_CHECKING:

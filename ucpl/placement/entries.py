@@ -17,7 +17,6 @@ from ucpl.layout import axes as ax
 from ucpl.layout.indices import Indices, before, places_of
 from ucpl.layout.remedies import for_cut
 from ucpl.layout.scope import at
-from ucpl.placement.begins import BrokenRun, begin_of
 from ucpl.placement.cells import (
     Cells,
     Concat,
@@ -29,6 +28,7 @@ from ucpl.placement.cells import (
     padding_of,
     pieces_of,
 )
+from ucpl.placement.chunk_begins import BrokenRun, begin_of
 from ucpl.placement.logical_rows import LogicalRows, Row
 from ucpl.placement.plain_locals import boxes_at
 from ucpl.records import define, frozen

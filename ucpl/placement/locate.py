@@ -14,9 +14,9 @@ from ucpl.placement import flats as fl
 from ucpl.placement.bytes_of_two import check_whole_bytes
 from ucpl.placement.entry_parts import EntryParts
 from ucpl.placement.flat_parts import FlatParts
-from ucpl.placement.meeting import Wanted
 from ucpl.placement.names import Variables
 from ucpl.placement.placement import Blob, BlobPlace, Part, Placement
+from ucpl.placement.rank_ranges import Wanted
 from ucpl.placement.site import Site
 from ucpl.tables.blocks import is_whole, name_text
 

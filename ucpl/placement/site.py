@@ -16,9 +16,9 @@ from ucpl.layout.layout import Policy
 from ucpl.layout.templates import Template
 from ucpl.placement.claims import Claims
 from ucpl.placement.entries import Choices, EntryPlacer, Indexed, Kin, LocalBoxes
-from ucpl.placement.meeting import Wanted
 from ucpl.placement.names import Namer
 from ucpl.placement.placement import Pieces, digits_of
+from ucpl.placement.rank_ranges import Wanted
 from ucpl.placement.ranks import Ranks
 from ucpl.records import frozen
 from ucpl.tables import I64

@@ -13,7 +13,7 @@ import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
 
 from ucpl.errors import Label, fail
-from ucpl.layout.near import nearest
+from ucpl.layout.name_remedies import nearest
 from ucpl.live.agreement import Ranks
 from ucpl.live.tensors import Place, flat_bytes, is_nested, overlap, parts_of, place_of, unreadable, unwritable
 from ucpl.records import frozen

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, TypedDict, Unpack, cast
 import torch
 import torch.distributed as dist
 
-from ucpl.conversion.given import model_named
 from ucpl.conversion.keywords import given_from
 from ucpl.conversion.planning import Asked, closed_text, described
+from ucpl.conversion.requests import model_named
 from ucpl.conversion.share import share_of
 from ucpl.errors import Label, fail
 from ucpl.extents import Key, key_text
@@ -29,7 +29,7 @@ from ucpl.ranks.replicas import Digests, compare_copies, copies_of
 from ucpl.tables.operations import Fill, net_text
 
 if TYPE_CHECKING:
-    from ucpl.conversion.given import Given
+    from ucpl.conversion.requests import Given
     from ucpl.layout.scope import Value
     from ucpl.planning import Plan
     from ucpl.texts import Json

@@ -36,8 +36,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader as Base
 from torch.futures import Future
 
-from ucpl.conversion.given import Given, called
 from ucpl.conversion.opening import open_checkpoint
+from ucpl.conversion.requests import Given, called
 from ucpl.conversion.sides import source_side
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import DTYPES

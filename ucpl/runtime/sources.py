@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ucpl.errors import Label, fail
-from ucpl.files.watching import Identity
+from ucpl.files.header_watch import Identity
 from ucpl.runtime.descriptors import Descriptors
 from ucpl.runtime.disk import disk
 from ucpl.runtime.failpoints import failpoint

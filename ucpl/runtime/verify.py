@@ -17,7 +17,7 @@ from ucpl.digests import crc32
 from ucpl.errors import Diagnostic, Label, UcplError
 from ucpl.errors import catalogue as codes
 from ucpl.files.checkpoint import Checkpoint
-from ucpl.files.watching import reading
+from ucpl.files.header_watch import reading
 from ucpl.files.zips import read_zip_directory
 from ucpl.records import define, frozen
 from ucpl.runtime.buffers import Budget, Workspace, share_of

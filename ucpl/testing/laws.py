@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ucpl.api import parse_target
-from ucpl.conversion.given import Given
+from ucpl.conversion.requests import Given
 from ucpl.conversion.side import located
 from ucpl.extents import Key, key_text
 from ucpl.graph import build

@@ -13,7 +13,7 @@ from ucpl.conversion.drawn_sizes import Sizes, lets_of
 from ucpl.errors import Label, UcplError, fail
 from ucpl.language import nodes, parse
 from ucpl.layout import Library, load, resolve
-from ucpl.layout.near import nearest
+from ucpl.layout.name_remedies import nearest
 from ucpl.layout.scope import Config, Value
 from ucpl.layout.statements import called_model
 from ucpl.placement import Placement, locate

@@ -22,7 +22,7 @@ from typing import Literal
 import torch
 from attrs import field
 
-from ucpl.conversion.given import Given
+from ucpl.conversion.requests import Given
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import DTYPES, StoredTensor, key_text
 from ucpl.live.tensors import flat_bytes, memory_of

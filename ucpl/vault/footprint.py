@@ -8,8 +8,8 @@ from itertools import accumulate
 from attrs import evolve
 
 from ucpl.conversion.engine import planned
-from ucpl.conversion.given import Given
 from ucpl.conversion.planning import Asked, closed_text
+from ucpl.conversion.requests import Given
 from ucpl.errors import Label, fail
 from ucpl.extents import Key, StoredTensor, key_text
 from ucpl.placement import Placement

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ucpl.conversion.given import Given
 from ucpl.conversion.planning import Asked, closed_text, described
+from ucpl.conversion.requests import Given
 from ucpl.conversion.share import share_of
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Key, StoredTensor, key_text

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ucpl.conversion.given import Given
 from ucpl.conversion.planning import Asked, described
+from ucpl.conversion.requests import Given
 from ucpl.errors import Label, fail
 from ucpl.extents import key_text
 from ucpl.layout import Layout

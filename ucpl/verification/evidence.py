@@ -21,8 +21,8 @@ from attrs import evolve
 from ucpl.errors import UcplError
 from ucpl.extents import Seen, doubt, together
 from ucpl.files.checkpoint import Checkpoint
+from ucpl.files.header_watch import reading
 from ucpl.files.model_texts import config_at, config_of
-from ucpl.files.watching import reading
 from ucpl.graph import build
 from ucpl.language import nodes
 from ucpl.layout import Derivation, Library, resolve

@@ -14,7 +14,7 @@ from attrs import evolve
 from ucpl.errors import Diagnostic, Label, UcplError
 from ucpl.extents import PAIRED, Flat, in_file, key_text
 from ucpl.files.checkpoint import Checkpoint
-from ucpl.files.watching import walked
+from ucpl.files.header_watch import walked
 from ucpl.layout import FileRule
 from ucpl.layout.scope import at
 from ucpl.layout.templates import Hole, Template, render, varies

@@ -14,8 +14,8 @@ import ucpl
 from tests.formats.dcp.test_dcp import FIXTURES, assert_equal, held_by_plain, truth
 from tests.formats.dcp.test_dcp_odd import StateDict, save
 from ucpl.conversion.engine import planned
-from ucpl.conversion.given import Given
 from ucpl.conversion.planning import Asked
+from ucpl.conversion.requests import Given
 from ucpl.formats.opening import open_checkpoint
 
 HSDP = FIXTURES / "hsdp_2x2"

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 import ucpl as ucpl_api
 from tests.cli.command import digest, good, ucpl
-from ucpl.conversion.anew import own_names
+from ucpl.conversion.companion_writing import own_names
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import NamedTensor
 from ucpl.extents.containers import CompanionRule
@@ -443,7 +443,7 @@ def test_an_unreadable_file_next_to_the_shards_is_reported(
         if os.readlink(f"/proc/self/fd/{fd}") == str(tmp_path / "t" / "config.json"):
             raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("ucpl.conversion.beside.fetch_all", refuse)
+    monkeypatch.setattr("ucpl.conversion.companion_checks.fetch_all", refuse)
     done = ucpl("compare", source, tmp_path / "t")
     assert done.status == 3 and f"error[E400]: {tmp_path / 't' / 'config.json'} cannot be read" in done.err
 

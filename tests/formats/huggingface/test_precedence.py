@@ -11,8 +11,8 @@ from tests.formats.huggingface.folders import llama_config, llama_shapes, random
 from tests.formats.huggingface.precedence import CASES, INDEX, TWICE, folder, twice
 from ucpl import api
 from ucpl.conversion.engine import planned
-from ucpl.conversion.given import Given
 from ucpl.conversion.planning import Asked
+from ucpl.conversion.requests import Given
 from ucpl.errors import UcplError
 
 CONFIG = llama_config(num_hidden_layers=1, architectures=["LlamaForCausalLM"])

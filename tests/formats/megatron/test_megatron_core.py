@@ -24,8 +24,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 import ucpl
 from ucpl.conversion.engine import planned
-from ucpl.conversion.given import Given
 from ucpl.conversion.planning import Asked
+from ucpl.conversion.requests import Given
 from ucpl.errors import UcplError
 from ucpl.formats.dcp.cells import boxes_of_run
 from ucpl.formats.dcp.metadata import ByteRange, ChunkedTensor, Metadata, StoredChunk

@@ -31,11 +31,11 @@ from ucpl.extents import (
     TrainState,
 )
 from ucpl.extents.account import NotRead
-from ucpl.files.ahead import ahead
 from ucpl.files.carrying import lifted, marks_among
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.pickles import tensors_of
-from ucpl.files.repeated import hypers_of, unlike
+from ucpl.files.read_ahead import ahead
+from ucpl.files.repeated_values import hypers_of, unlike
 from ucpl.files.scalars import is_counted, number_of
 from ucpl.files.skipping import skips, skips_optimizer
 from ucpl.files.texts import names_like

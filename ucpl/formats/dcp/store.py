@@ -13,7 +13,7 @@ from pathlib import Path
 from ucpl.extents import StoredTensor, Structure
 from ucpl.files.checkpoint import Checkpoint, Skeleton
 from ucpl.files.demands import Demands
-from ucpl.files.watching import watched
+from ucpl.files.header_watch import watched
 
 __all__ = ["DCP"]
 

@@ -12,7 +12,7 @@ from attrs import evolve
 
 from ucpl.extents import Call, TensorRef
 from ucpl.extents.account import NotRead
-from ucpl.files.repeated import Mark, hypers_of, unlike
+from ucpl.files.repeated_values import Mark, hypers_of, unlike
 from ucpl.files.torch_files import TorchFile
 from ucpl.files.unknown import unknown_keys
 from ucpl.formats.deepspeed.names import RUN_KEYS, is_apart, place_in_run

@@ -20,9 +20,9 @@ from ucpl.errors import Label, fail
 from ucpl.extents import NamedTensor, ParameterGroup, StoredTensor, Structure, TensorRef
 from ucpl.extents.account import NotRead
 from ucpl.extents.parallel_facts import CarriedByRank
-from ucpl.files.ahead import ahead
 from ucpl.files.checkpoint import Checkpoint, Skeleton
 from ucpl.files.demands import Demands
+from ucpl.files.read_ahead import ahead
 from ucpl.files.skipping import skips, skips_optimizer
 from ucpl.files.texts import names_like, read_name
 from ucpl.files.torch_files import TorchFile, read_torch_file

@@ -16,7 +16,7 @@ from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.extents import Extent, Structure
 from ucpl.extents.containers import CompanionFile, CompanionRule, Container
 from ucpl.files.checkpoint import Carried, Checkpoint, Skeleton, SkeletonFile
-from ucpl.files.watching import reading
+from ucpl.files.header_watch import reading
 from ucpl.records import frozen
 from ucpl.registry import format_named
 

@@ -14,11 +14,11 @@ from attrs import evolve
 
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents.containers import CompanionFile, CompanionRule, Container, Kind
+from ucpl.files.header_watch import walked
 from ucpl.files.inert import HOLDERS
 from ucpl.files.pickles import loads, unsafe_globals
 from ucpl.files.texts import is_text, read_small
 from ucpl.files.torch_files import read_torch_file
-from ucpl.files.watching import walked
 from ucpl.files.zips import open_file, read_zip_directory
 from ucpl.formats.folders.accelerate import ACCELERATE
 from ucpl.formats.folders.lightning import LIGHTNING

@@ -23,13 +23,13 @@ from attrs import evolve, field
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import DTYPES, Extent, NamedTensor, Setting, StoredTensor, Structure, TrainState, in_elements
 from ucpl.extents.account import NotRead
-from ucpl.files.ahead import ahead
 from ucpl.files.checkpoint import Checkpoint, Skeleton
+from ucpl.files.header_watch import watched
 from ucpl.files.model_texts import TEXT_BYTES_MAX, TEXTS, carried_texts, config_of, read_texts, version_of
+from ucpl.files.read_ahead import ahead
 from ucpl.files.safetensors_files import ALIASES, SafetensorsFile, read_safetensors_file
 from ucpl.files.texts import check_inside, is_inside, names_like, read_small
 from ucpl.files.unknown import unknown_keys
-from ucpl.files.watching import watched
 from ucpl.formats.huggingface.demands import DEMANDS
 from ucpl.formats.huggingface.precedence import INDEX, SHARD, chosen
 from ucpl.formats.huggingface.writing import EMPTY, Shards

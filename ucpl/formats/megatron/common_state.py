@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ucpl.extents.account import NotRead
-from ucpl.files.repeated import Copy, hypers_of, unlike
+from ucpl.files.repeated_values import Copy, hypers_of, unlike
 from ucpl.files.torch_files import TorchFile
 from ucpl.files.unknown import unknown_keys
 from ucpl.formats.dcp.metadata import METADATA

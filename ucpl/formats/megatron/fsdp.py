@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ucpl.extents import StoredTensor, Structure
 from ucpl.files.checkpoint import Checkpoint, Skeleton
-from ucpl.files.watching import watched
+from ucpl.files.header_watch import watched
 from ucpl.formats.megatron.demands import DEMANDS
 from ucpl.formats.megatron.folder import found, has_tracker, step_of
 from ucpl.storage.reading import fetch_all

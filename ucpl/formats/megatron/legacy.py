@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ucpl.extents import StoredTensor, Structure
 from ucpl.files.checkpoint import Checkpoint, Skeleton
-from ucpl.files.watching import watched
+from ucpl.files.header_watch import watched
 from ucpl.formats.megatron.demands import DEMANDS
 from ucpl.formats.megatron.folder import TRACKER, found, step_of
 from ucpl.formats.megatron.homes import legacy_of

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from ucpl.extents import Call, TensorRef
 from ucpl.extents.account import NotRead
-from ucpl.files.repeated import Copy, Mark, hypers_of, unlike
+from ucpl.files.repeated_values import Copy, Mark, hypers_of, unlike
 from ucpl.files.torch_files import TorchFile
 from ucpl.files.unknown import unknown_keys
 from ucpl.formats.megatron.legacy_ranks import LegacyRanks

@@ -11,7 +11,7 @@ from attrs import evolve
 
 from ucpl.errors import Label, fail
 from ucpl.files.checkpoint import Framework
-from ucpl.files.watching import reading
+from ucpl.files.header_watch import reading
 from ucpl.inference.hf.classes import Class, class_of
 from ucpl.inference.hf.records import MTP, Behind, Config, FoundTensor, ModelFacts
 from ucpl.inference.hf.varying import lists_of, numbers_of

@@ -13,11 +13,11 @@ from ucpl.records import frozen
 if TYPE_CHECKING:
     from ucpl.language import nodes
 
-__all__ = ["Voice"]
+__all__ = ["ChangeOrigin"]
 
 
 @frozen(eq=False)
-class Voice:
+class ChangeOrigin:
     plan: nodes.Plan | None = None  # None: all come from options
 
     def is_of_plan(self, word: str, text: str) -> bool:

@@ -10,7 +10,7 @@ import re
 import pytest
 
 from tests.docs.blocks import located
-from ucpl.conversion.folded import folded, numbers
+from ucpl.conversion.collapsed_rows import folded, numbers
 from ucpl.conversion.showing import located as told
 from ucpl.placement import Placement
 

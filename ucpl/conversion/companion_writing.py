@@ -4,7 +4,7 @@ The target can have another training dtype, or dropped, new or reshaped paramete
 In these cases the companion files are made of the source's shards, by a layout of exactly these files (`layout beside()`).
 This is a separate conversion into a folder next to the target. The target's own run then copies its files like all others.
 
-Not here: the comparison of a file with the shards (module `beside`).
+Not here: the comparison of a file with the shards (module `companion_checks`).
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def _from_masters(source: Side, wish: Wish) -> Placement:
 def _side(target: Side, wish: Wish) -> Side:
     """The files as a layout over their tensors of the target's model."""
     from ucpl.conversion.filling import with_fills
-    from ucpl.conversion.given import Called
+    from ucpl.conversion.requests import Called
     from ucpl.conversion.side import located
     from ucpl.language import nodes, parse_call
     from ucpl.layout import load
@@ -271,7 +271,7 @@ def _indexes(container: Container, wish: Wish) -> dict[str, str]:
 
 def _text_of(container: Container, name: str) -> str:
     """Raises: UcplError E400, where the disk refuses; UnicodeDecodeError."""
-    from ucpl.files.watching import reading
+    from ucpl.files.header_watch import reading
 
     with reading(container.top / name), (container.top / name).open("rb") as file:
         fetch_all(file.fileno())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ucpl.conversion.checking import check
-from ucpl.conversion.given import Given
+from ucpl.conversion.requests import Given
 from ucpl.errors import UcplError
 from ucpl.language import nodes, parse, parse_call, print_file
 from ucpl.layout import close, expand, load, resolve
@@ -70,7 +70,7 @@ def test_what_replaces_a_line_of_the_base_is_no_idle_line() -> None:
 @pytest.mark.parametrize("pattern", ["(... + ...)", "(_[..2] ... + _[2..] ...)", "(w: ... + w: ...)"])
 def test_terms_of_a_sum_have_a_rest_each(pattern: str) -> None:
     file = parse(f'ucpl 1\nlayout x() of any {{\n  * = {pattern}  as "{{name}}"\n}}\n', "x.ucpl")
-    from ucpl.layout.idle import check_acting
+    from ucpl.layout.misplaced_statements import check_acting
 
     layout = file.statements[0]
     assert isinstance(layout, nodes.Layout)

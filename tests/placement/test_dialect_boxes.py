@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ucpl.placement.through import Piece, piece_of, through
+from ucpl.placement.dialect_boxes import Piece, piece_of, through
 
 Sizes = tuple[int, int, int, int]
 

@@ -11,7 +11,7 @@ from ucpl.language import nodes
 from ucpl.language.walk import walk
 from ucpl.layout.axis_lines import UnknownAxis
 from ucpl.layout.by_index import whole_name
-from ucpl.layout.near import for_axis, for_name, for_place, nearest
+from ucpl.layout.name_remedies import for_axis, for_name, for_place, nearest
 from ucpl.layout.patterns import dims_in
 from ucpl.layout.remedies import for_unread_dim
 from ucpl.layout.scope import Scope, at

@@ -1,7 +1,8 @@
 """Companion files of a checkpoint, compared with shards or another folder.
 
 If companion weights equal the target's shards, a conversion copies them bit for bit. Otherwise it makes them anew (module
-`anew`) or leaves them out by name. A user who loads the folder as a model must get the same weights as the resumed training.
+`companion_writing`) or leaves them out by name. A user who loads the folder as a model must get the same weights as the
+resumed training.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ucpl.registry import format_named, format_of_models
 from ucpl.storage.reading import fetch_all
 
 if TYPE_CHECKING:
-    from ucpl.conversion.anew import Anew
+    from ucpl.conversion.companion_writing import Anew
     from ucpl.conversion.keywords import DataPlane
     from ucpl.conversion.planning import Prepared
     from ucpl.extents import Extent, Key
@@ -109,7 +110,7 @@ def _weights_of(container: Container) -> dict[str, tuple[str, ...]]:
 
 
 def _agreement(checkpoint: Checkpoint, placement: Placement, name: str, bounds: DataPlane) -> Agreement:
-    from ucpl.conversion.anew import own_names
+    from ucpl.conversion.companion_writing import own_names
     from ucpl.conversion.keywords import options_from
     from ucpl.conversion.opening import infer
     from ucpl.verification.companions import Agreement, agreement
@@ -166,7 +167,7 @@ def checked(made: Prepared, bounds: DataPlane, *, look: bool = True) -> Checked:
 
     look: compare their elements with the shards, which reads them.
     """
-    from ucpl.conversion.anew import with_dtype
+    from ucpl.conversion.companion_writing import with_dtype
 
     source = made.checkpoint
     assert source is not None
@@ -197,7 +198,7 @@ class _Decided:
 
         bounds: None: elements are not compared.
         """
-        from ucpl.conversion.anew import Impossible, anew, wished
+        from ucpl.conversion.companion_writing import Impossible, anew, wished
 
         assert made.checkpoint is not None
         try:
@@ -302,7 +303,7 @@ def _is_same(one: Path, other: Path) -> bool:
 
 def _parts(path: Path) -> Iterator[int | bytes]:
     """The size of a file, then its bytes. Raises: UcplError E400."""
-    from ucpl.files.watching import reading
+    from ucpl.files.header_watch import reading
 
     with reading(path), path.open("rb") as file:
         yield os.fstat(file.fileno()).st_size
