@@ -40,7 +40,7 @@ def test_a_name_that_is_no_tensor_goes_with_its_refusal() -> None:
     second = refused("group g = u")
     assert (second.code, second.about) == ("E137", UnknownTensor("u"))
     assert "name `w`" in second.remedy
-    assert "r > 9" in refused('v = r  as "v"').message
+    assert "r > 9" in refused('wv = (w: r + v: r)  as "v"').message
 
 
 def test_an_axis_that_there_is_not_goes_with_its_refusal() -> None:

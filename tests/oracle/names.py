@@ -330,6 +330,7 @@ class Meaning:
     numbers: Numbers
     tensors: dict[str, Tensor] = field(factory=dict)
     aliases: dict[str, str] = field(factory=dict)
+    absent: set[str] = field(factory=set)  # their condition does not hold
     states: list[nodes.State] = field(factory=list)
     meshes: list[nodes.Mesh] = field(factory=list)
     indices: dict[str, nodes.Axis] = field(factory=dict)
@@ -405,6 +406,8 @@ def mean(
             out.aliases[item.path] = item.owner
         if isinstance(item, nodes.State):
             out.states.append(item)
+    conditional = {i.path for i in model_items if isinstance(i, nodes.Tensor | nodes.Alias)}
+    out.absent = conditional - out.tensors.keys() - out.aliases.keys()
     for n in {n for s in out.states for n in s.names}:
         said = [s for s in out.states if n in s.names]
         out.state_types |= {(path, n): type_of(path, said) for path in out.tensors}
@@ -686,7 +689,7 @@ def entries_of(meaning: Meaning, items: list[Any]) -> list[nodes.Entry]:
     """
     written = [i for i in items if isinstance(i, nodes.Entry)]
     named = {i.path for i in written if i.path != "*" and not i.glob}
-    inforce = [i for i in written if clauses_hold(meaning, i)]
+    inforce = [i for i in written if clauses_hold(meaning, i) and not is_of_absent(meaning, i)]
     wild = [i for i in inforce if i.path == "*" or i.glob]
     out: list[nodes.Entry] = []
     first = next((i for i in written if i.path == "*" or i.glob), None)
@@ -701,6 +704,26 @@ def entries_of(meaning: Meaning, items: list[Any]) -> list[nodes.Entry]:
         elif item not in wild and item.path not in ("*",) and not item.glob and item.shape is not None:
             out += [item] if item in inforce else []
     return [with_dims(meaning, e) for e in out]
+
+
+def is_of_absent(meaning: Meaning, item: nodes.Entry) -> bool:
+    """Every tensor that the line names is in the model's text, and has a condition that does not hold."""
+    found, axes = [], list(item.shape or ())
+    while axes:
+        axis = axes.pop()
+        if isinstance(axis, nodes.Stack):
+            found += [t.label for t in axis.terms if t.label]
+            axes += [a for t in axis.terms for a in t.axes]
+        elif hasattr(axis, "axis"):
+            axes.append(axis.axis)
+    steps = item.path.split(".")[:-1]
+    around = [".".join(steps[:n]) + "." * bool(n) for n in range(len(steps), -1, -1)]
+    all_names = meaning.absent | {*meaning.tensors, *meaning.aliases}
+    named = [
+        next((p for p in (around[0] + x, f"{item.path}.{x}", *(a + x for a in around[1:])) if p in all_names), x)
+        for x in found
+    ] or [item.path]
+    return all(name in meaning.absent for name in named)
 
 
 def spoken_of(name: str, classes: tuple[str | None, ...], wild: list[nodes.Entry]) -> list[nodes.Entry]:
@@ -797,14 +820,18 @@ def groups_of(meaning: Meaning, items: list[Any], model_items: list[Any]) -> dic
     for item in model_items:
         if isinstance(item, nodes.Group):
             gone = {m for n, members in of_model if n in (item.without or ()) for m in members}
-            of_model.append((item.name, item.members or tuple(p for p in trained if p not in gone)))
+            own = tuple(m for m in item.members or () if m not in meaning.absent)
+            of_model.append((item.name, own if item.members else tuple(p for p in trained if p not in gone)))
     found: dict[str, nodes.Group] = {}
     for item in items:
         if isinstance(item, nodes.Group) and item.of_model:
             for name, members in of_model or [("parameters", trained)]:
                 found[name] = evolve(item, name=name, members=members)
         elif isinstance(item, nodes.Group):
-            found[item.name] = item
+            lines = [i for i in items if isinstance(i, nodes.Entry)]
+            none = {i.path for i in lines if is_of_absent(meaning, i)} - {e.path for e in meaning.entries}
+            kept = item.members and tuple(m for m in item.members if m not in meaning.absent | none)
+            found[item.name] = evolve(item, members=kept)
     for name, members in of_model:
         found.setdefault(name, nodes.Group(name, members=members, of_model=True))
     return found

@@ -252,14 +252,15 @@ def _left_out(found: Diagnostic, name: str, opened: OpenedLayout) -> None:
         if not isinstance(item, nodes.Tensor | nodes.Alias) or item.when is None or item.path != name:
             continue
         condition = print_expr(item.when)
-        open_now = opened.scope.lacks_config(item.when)
+        open_now = not opened.scope.config and opened.scope.lacks_config(item.when)
         fail(
             "E105" if open_now else "E137",
             f"`{item.path}` is in the model when {condition}, which {'has no value' if open_now else 'does not hold'}",
             *found.labels,
             at(item.span, "its condition"),
-            remedy=("give the key in --config, or " if open_now else "")
-            + f"put the condition behind this line, too: when {condition}",
+            remedy="give the key in --config"
+            if open_now
+            else f"this line has other tensors, too: write it once with `{name}`, when {condition}, and once without",
         )
 
 

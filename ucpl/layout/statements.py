@@ -15,6 +15,7 @@ from ucpl.errors import Label, UcplError, fail
 from ucpl.language import nodes
 from ucpl.language.limits import STATEMENTS_MAX
 from ucpl.language.walk import walk
+from ucpl.layout.absent import without_absent
 from ucpl.layout.bases import NO_FILE, own_parameters, placed, statements_of
 from ucpl.layout.by_index import written_out
 from ucpl.layout.fills import with_filled_states
@@ -142,7 +143,7 @@ def open_layout(
         )
     if outermost.of == "any":
         model_items = with_filled_states(items, model_items, scope)
-    model_items, items = written_out(model_items, items, scope)
+    model_items, items = written_out(*without_absent(model_items, items, scope), scope)
     scope.bind(model_items)
     scope.bind(items)
     extended = frozenset(i.span for i in items if isinstance(i, nodes.Entry)) - reader.own_spans
