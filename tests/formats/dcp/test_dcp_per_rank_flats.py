@@ -20,7 +20,7 @@ from tests.files.refusals import refusal
 from tests.gathered import plain_of
 from ucpl.api import open_checkpoint
 from ucpl.formats.dcp.per_rank_flats import FlatMember, members_of
-from ucpl.formats.deepspeed.order import Unclear
+from ucpl.formats.matching import Unclear
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "dcp"
 KINDS = ("fsdp1_units_w3", "fsdp1_params_w3")

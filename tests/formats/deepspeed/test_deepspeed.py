@@ -22,8 +22,9 @@ from ucpl.extents import Call, Extent, Scalar
 from ucpl.extents.sub_groups import pack, slice_numel
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.scalars import number_of
-from ucpl.formats.deepspeed.order import Slots, Unclear, deal, match, run, undeal
+from ucpl.formats.deepspeed.order import deal, run, undeal
 from ucpl.formats.deepspeed.store import DeepSpeed
+from ucpl.formats.matching import Slots, Unclear, match
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "checkpoint"
 SHARED = Path(os.environ.get("UCPL_CHECKPOINTS", Path(__file__).parents[2] / "fixtures")) / "deepspeed"

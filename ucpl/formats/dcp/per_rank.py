@@ -47,8 +47,8 @@ from ucpl.formats.dcp.chunks import address, demand_whole
 from ucpl.formats.dcp.mesh import mesh_settings
 from ucpl.formats.dcp.metadata import ByteRange, ChunkedTensor, StoredChunk
 from ucpl.formats.dcp.per_rank_flats import FlatMember, Named, members_of
-from ucpl.formats.deepspeed.order import Slots, Unclear, match
 from ucpl.formats.leaving import EMPTY
+from ucpl.formats.matching import Slots, Unclear, match
 from ucpl.records import define, frozen
 
 __all__ = ["FILE", "opened_ranks", "ranks_in"]

@@ -15,7 +15,7 @@ from math import prod
 
 from attrs import field
 
-from ucpl.formats.deepspeed.order import Slots, Unclear, match
+from ucpl.formats.matching import Slots, Unclear, match
 from ucpl.records import define, frozen
 
 __all__ = ["FlatMember", "Named", "members_of"]

@@ -19,7 +19,7 @@ from ucpl.files.checkpoint import Order
 from ucpl.files.torch_files import TorchFile
 from ucpl.files.values import Value
 from ucpl.formats.deepspeed.module import RankModule
-from ucpl.formats.deepspeed.order import Shape, Slots, Unclear, match
+from ucpl.formats.matching import Shape, Slots, Unclear, match
 from ucpl.records import frozen
 from ucpl.storage.reading import pread
 

@@ -1,11 +1,11 @@
-"""Orders of parameters: round robin, sub-groups, alignment, and ZeRO-0's numbers.
+"""Orders of parameters: round robin, sub-groups, alignment.
 
 Read in deepspeed 0.19.8: stage_1_and_2.py (`__init__`, `_round_robin_reorder`), stage3.py (`_create_fp16_sub_groups`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import gcd, prod
 from typing import TypeVar
 
@@ -17,7 +17,6 @@ Shape = tuple[int, ...]
 ALIGNMENT_BYTES = 16  # zero_optimization.parameter_alignment
 FLAT_MULTIPLE = 2  # elements, times dp: nccl_start_alignment_factor
 SUB_GROUP_DEFAULT = 1_000_000_000  # elements: zero_optimization.sub_group_size
-STATES_MAX = 200_000  # of the search in `match`
 
 
 def deal(members: Sequence[T], ways: int) -> tuple[T, ...]:
@@ -68,83 +67,3 @@ def run(shapes: Sequence[Shape], alignment: int = 1) -> PlacedRun:
         starts.append(start)
         end = start + prod(shape)
     return PlacedRun(tuple(starts), end)
-
-
-@frozen
-class Unclear:
-    """A result without names: there is no way, or more than one."""
-
-    is_several: bool
-    name: str = ""  # of the first parameter that two ways put in two places
-    places: tuple[tuple[int, int], ...] = ()  # (group, number in it) where it may be; (-1, -1): it is not trained
-
-
-@frozen
-class Slots:
-    """A group's room for parameters, in units.
-
-    A unit is a number of the optimizer, or an element of a flat buffer.
-    """
-
-    room: int
-    fits: Callable[[str, Shape, int], bool]  # whether a parameter may stand at this place
-
-    @classmethod
-    def of(cls, shapes: Sequence[Shape | None]) -> Slots:
-        """Numbers, with their shapes where these are known."""
-        return cls(len(shapes), lambda _, shape, at: shapes[at] in (None, shape))
-
-
-_Places = tuple[int, ...]  # how far each group is filled
-_NOWHERE = -1
-
-
-def match(
-    names: Sequence[tuple[str, Shape]], groups: Sequence[Slots], cost: Callable[[Shape], int] = lambda _: 1
-) -> list[list[str]] | Unclear:
-    """Names for the parameters of each group, if only one way fits.
-
-    Each group keeps the order of `names`. `cost`: the units that a parameter takes. Names can be left over (frozen).
-    """
-    costs = [cost(shape) for _, shape in names]
-    spare = sum(costs) - sum(group.room for group in groups)
-    layer: dict[_Places, int] = {(0,) * len(groups): 1}  # -> number of ways, 2 for more than one
-    history: list[dict[_Places, list[tuple[_Places, int]]]] = []
-    seen = 0
-    for (name, shape), units in zip(names, costs, strict=True):
-        following: dict[_Places, int] = {}
-        back: dict[_Places, list[tuple[_Places, int]]] = {}
-        seen += units
-        for places, ways in layer.items():
-            options = [(places, _NOWHERE)] if seen - sum(places) <= spare else []
-            for g, at in enumerate(places):
-                if at + units <= groups[g].room and groups[g].fits(name, shape, at):
-                    options.append(((*places[:g], at + units, *places[g + 1 :]), g))
-            for option, g in options:
-                following[option] = min(2, following.get(option, 0) + ways)
-                back.setdefault(option, []).append((places, g))
-        if len(following) > STATES_MAX:
-            return Unclear(True)
-        layer = following
-        history.append(back)
-    end = tuple(group.room for group in groups)
-    if spare < 0 or layer.get(end, 0) != 1:
-        return _unclear(names, history, end) if spare >= 0 and end in layer else Unclear(False)
-    found: list[list[str]] = [[] for _ in groups]
-    for (name, _), back in zip(reversed(names), reversed(history), strict=True):
-        end, g = back[end][0]
-        if g >= 0:
-            found[g].append(name)
-    return [list(reversed(members)) for members in found]
-
-
-def _unclear(
-    names: Sequence[tuple[str, Shape]], history: Sequence[dict[_Places, list[tuple[_Places, int]]]], end: _Places
-) -> Unclear:
-    """The last parameter that two ways put in two places."""
-    for (name, _), back in zip(reversed(names), reversed(history), strict=True):
-        if len(back[end]) > 1:
-            places = [(g, before[g]) if g >= 0 else (_NOWHERE, _NOWHERE) for before, g in back[end]]
-            return Unclear(True, name, tuple(sorted(places)))
-        end = back[end][0][0]
-    return Unclear(True)

@@ -22,10 +22,10 @@ from ucpl.files.values import Value
 from ucpl.formats.deepspeed.module import Groups, RankModule, groups_of
 from ucpl.formats.deepspeed.names import layer_number
 from ucpl.formats.deepspeed.numbered import Named, Numbered, matched, names_of
-from ucpl.formats.deepspeed.order import Unclear
 from ucpl.formats.deepspeed.stages import refs_of
 from ucpl.formats.deepspeed.topology import Topology
 from ucpl.formats.deepspeed.whole_states import ModelRank, numbered
+from ucpl.formats.matching import Unclear
 from ucpl.records import frozen
 
 _TIED = "tied_modules."

@@ -1,0 +1,456 @@
+"""State dicts of torch optimizers: names for their numbers, and their states.
+
+torch numbers the parameters of an optimizer without names. The evidence, in this order: the caller's order, names in the
+dict, `param_names` of its groups (torch 2.6 and later), then shapes of states in the order of the model's state dict. If
+more than one assignment remains, the optimizer is refused (E446).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from math import prod
+from typing import NoReturn
+
+import numpy as np
+from attrs import evolve, field
+
+from ucpl.errors import Label, fail, plural
+from ucpl.extents import Call, Counted, Extent, Key, ParameterGroup, Step, TensorRef
+from ucpl.files.carrying import lifted
+from ucpl.files.checkpoint import Order
+from ucpl.files.scalars import is_counted
+from ucpl.files.skipping import skips
+from ucpl.files.torch_files import TorchFile
+from ucpl.files.values import Value
+from ucpl.formats.matching import Shape, Slots, Unclear, match
+from ucpl.formats.torch_dicts import Named
+from ucpl.records import frozen
+
+__all__ = ["EXTRA", "NamedOptimizer", "OptimizerFacts", "named_optimizers", "read_facts", "state_dict_of"]
+
+EXTRA = "optimizer_values"  # states that are neither one value per element nor a number, by parameter
+_STEP = "step"
+_NAMES = "param_names"
+_PARAMS = "params"
+_CONVENTIONAL = ("weight", "bias")  # last steps of names of parameters in modules of torch
+_STATISTICS = ("running_mean", "running_var")  # buffers of torch's norms, next to this counter
+_COUNTER = "num_batches_tracked"
+
+
+@frozen(eq=False)
+class NamedOptimizer:
+    """An optimizer whose numbers have names.
+
+    `groups`: the names of each group, in its order. `states`: those of each name that has any. `evidence`: for notes.
+    """
+
+    value: Value
+    groups: tuple[tuple[str, ...], ...]
+    states: dict[str, Value]
+    evidence: str
+
+
+@frozen(eq=False)
+class _Group:
+    """A group of an optimizer before its numbers have names."""
+
+    optimizer: int
+    number: int
+    value: Value
+    params: tuple[Step, ...]
+    shapes: tuple[frozenset[Shape] | None, ...]  # that its states allow; None: any
+
+    elements: int = 0  # of a state over all parameters; 0: each parameter has its own
+
+    @property
+    def where(self) -> str:
+        return f"param_groups/{self.number}"
+
+
+def _is_conventional(name: str) -> bool:
+    """Test for a name as torch's modules give it to parameters, never to buffers."""
+    return name.rpartition(".")[2] in _CONVENTIONAL
+
+
+def named_optimizers(
+    optimizers: Sequence[Value], model: Named, order: Order | None = None, remedy: str = ""
+) -> tuple[NamedOptimizer, ...]:
+    """Names for the numbers of all optimizers of one model.
+
+    remedy: the text to type if they are ambiguous. Raises: UcplError E446 if there is no assignment, or more than one;
+    E466 if the caller's order does not fit.
+    """
+    candidates = _candidates(model)
+    groups = [group for n, one in enumerate(optimizers) for group in _groups(n, one, candidates)]
+    names, how = _names(groups, model, candidates, order, remedy)
+    out = []
+    for n, one in enumerate(optimizers):
+        mine = [(group, said) for group, said in zip(groups, names, strict=True) if group.optimizer == n]
+        states = {}
+        for group, said in mine:
+            for step, name in zip(group.params, said, strict=True):
+                held = one.at("state").find(step)
+                if held is not None and held.mapping():
+                    states[name] = held
+        out.append(NamedOptimizer(one, tuple(tuple(said) for _, said in mine), states, how))
+    return tuple(out)
+
+
+def _candidates(model: Named) -> dict[str, Shape]:
+    """Tensors that an optimizer may have: no second names, no numbers, no statistics of norms."""
+    out = {}
+    for name, one in model.tensors.items():
+        lead, _, last = name.rpartition(".")
+        is_statistic = last in _STATISTICS and f"{lead}.{_COUNTER}".lstrip(".") in model.tensors
+        if name not in model.aliases and one.storage.dtype.startswith(("f", "bf", "c")) and not is_statistic:
+            out[name] = one.shape
+    return out
+
+
+def _groups(number: int, optimizer: Value, candidates: Mapping[str, Shape]) -> Iterator[_Group]:
+    known = set(candidates.values())
+    states = optimizer.at("state")
+    for g, group in enumerate(optimizer.at("param_groups").items()):
+        params: list[Step] = []
+        shapes: list[frozenset[Shape] | None] = []
+        for one in group.at(_PARAMS).items():
+            if not isinstance(one.held, int | str) or isinstance(one.held, bool):
+                one.wrong("a number or a name of a parameter")
+            params.append(one.held)
+            held = states.find(one.held)
+            shapes.append(_allowed([*_shapes_in(held.held)], known) if held is not None else None)
+        yield _Group(number, g, group, tuple(params), tuple(shapes), _elements(states, params, candidates))
+
+
+def _elements(states: Value, params: Sequence[Step], candidates: Mapping[str, Shape]) -> int:
+    """The elements of a state over all parameters, which torch keeps with the first number; 0 if there is none."""
+    held = [one for step in params if (one := states.find(step)) is not None and one.mapping()]
+    if len(held) != 1 or len(params) < 2:
+        return 0
+    shapes = {shape for shape in _shapes_in(held[0].held) if shape}
+    (size,) = next(iter(shapes)) if len(shapes) == 1 and len(min(shapes)) == 1 else (0,)
+    return size if size > max((prod(shape) for shape in candidates.values()), default=0) else 0
+
+
+# ---- shapes ----------------------------------------------------------------------------------------------------------
+
+
+def _shapes_in(held: object, depth: int = 4) -> Iterator[Shape]:
+    """Shapes of the tensors of one parameter's states."""
+    if isinstance(held, TensorRef):
+        yield held.shape
+    elif isinstance(held, dict) and depth:
+        for one in held.values():
+            yield from _shapes_in(one, depth - 1)
+    elif isinstance(held, list | tuple) and depth:
+        for one in held:
+            yield from _shapes_in(one, depth - 1)
+    elif isinstance(held, Call):
+        yield from _stated(held)
+
+
+def _stated(held: Call) -> Iterator[Shape]:
+    """The shape that an object of a tensor class states: a tuple of sizes in its arguments."""
+    todo: list[object] = [*held.args]
+    for one in todo:
+        if isinstance(one, tuple) and one and all(type(n) is int for n in one):
+            yield tuple(one)
+            return
+        if isinstance(one, tuple | list) and len(todo) < 64:
+            todo.extend(one)
+
+
+def _allowed(found: list[Shape], known: set[Shape]) -> frozenset[Shape] | None:
+    """The shapes that a parameter with these states can have; None: any."""
+    shapes = {shape for shape in found if shape}
+    if not shapes:
+        return frozenset({()}) if () in known and found else None
+    for test in (_all_follow, _is_one, _is_flat):
+        if fitting := frozenset(shape for shape in known if test(shape, shapes)):
+            return fitting
+    return None
+
+
+def _all_follow(shape: Shape, shapes: set[Shape]) -> bool:
+    """Each state has the shape, or the shape with one dim summed or left out (factored moments)."""
+    reduced = {d for d in shapes if d != shape and _is_reduced(d, shape)}
+    return shapes - reduced <= {shape} and (shape in shapes or len(reduced) > 1)
+
+
+def _is_reduced(one: Shape, shape: Shape) -> bool:
+    summed = len(one) == len(shape) and all(a in (1, b) for a, b in zip(one, shape, strict=True))
+    return summed or any(one == (*shape[:d], *shape[d + 1 :]) for d in range(len(shape)))
+
+
+def _is_one(shape: Shape, shapes: set[Shape]) -> bool:
+    return shape in shapes
+
+
+def _is_flat(shape: Shape, shapes: set[Shape]) -> bool:
+    return (prod(shape),) in shapes
+
+
+# ---- names -----------------------------------------------------------------------------------------------------------
+
+Names = list[list[str]]  # of each group
+
+
+def _names(
+    groups: list[_Group], model: Named, candidates: Mapping[str, Shape], order: Order | None, remedy: str
+) -> tuple[Names, str]:
+    if order is not None:
+        return _said(groups, model, candidates, order, remedy), order.origin
+    if (stated := _stated_names(groups, model)) is not None:
+        return stated
+    listed = [*candidates.items()]
+    if len(groups) == 1 and (elements := groups[0].elements):
+        made = _of_elements(listed, groups[0], elements)
+        if not isinstance(made, Unclear):
+            return made, "the elements of the optimizer's state, in the order of the model's state dict"
+        _reject(made, groups, candidates, remedy)
+    first = match(listed, [_slots(group) for group in groups])
+    made = match(listed, [_slots(group, _is_conventional) for group in groups]) if isinstance(first, Unclear) else first
+    if not isinstance(made, Unclear):
+        return made, "shapes of the optimizer's states, in the order of the model's state dict"
+    assert isinstance(first, Unclear)
+    _reject(first, groups, candidates, remedy)
+
+
+def _of_elements(listed: list[tuple[str, Shape]], group: _Group, elements: int) -> Names | Unclear:
+    """Names of an optimizer with one state over all parameters (LBFGS), by the sum of their elements."""
+    many = len(listed) + 1
+    found: Names | Unclear = Unclear(False)
+    for unknown in (lambda _: True, _is_conventional):
+        slots = Slots(elements * many + len(group.params), lambda name, _, at, test=unknown: test(name))  # type: ignore[misc]
+        found = match(listed, [slots], lambda shape: prod(shape) * many + 1)
+        if not isinstance(found, Unclear):
+            return found
+    return found
+
+
+def _slots(group: _Group, unknown: Callable[[str], bool] = lambda _: True) -> Slots:
+    def fits(name: str, shape: Shape, at: int) -> bool:
+        known = group.shapes[at]
+        return unknown(name) if known is None else shape in known
+
+    return Slots(len(group.params), fits)
+
+
+def _stated_names(groups: list[_Group], model: Named) -> tuple[Names, str] | None:
+    """Names in the dict itself, or torch's `param_names`."""
+    out: Names = []
+    how = "names in the optimizer's groups"
+    for group in groups:
+        names: Sequence[object] = group.params
+        if not all(isinstance(name, str) for name in names):
+            stated = group.value.find(_NAMES)
+            if stated is None or not isinstance(stated.held, list) or len(stated.held) != len(group.params):
+                return None
+            names, how = stated.texts(), f"{_NAMES} of the optimizer's groups"
+        found = [model.find(str(name)) for name in names]
+        if None in found:
+            lacking = names[found.index(None)]
+            fail(
+                "E446",
+                f"{group.value.file}: the optimizer has the parameter `{lacking}`, and the model has no such tensor",
+                Label(str(group.value.path), where=f"{group.where}/{_NAMES}"),
+                remedy="--weights-alone converts the model without its optimizer",
+            )
+        out.append([name for name in found if name is not None])
+    return out, how
+
+
+def _said(groups: list[_Group], model: Named, candidates: Mapping[str, Shape], order: Order, remedy: str) -> Names:
+    """Names by the caller's order, group after group."""
+    rooms = [len(group.params) for group in groups]
+    if not order.names:
+        bounds = np.cumsum([0, *rooms]).tolist()
+        shapes = [shape for group in groups for shape in group.shapes]
+        one = Slots(len(shapes), lambda _, shape, at: shapes[at] is None or shape in (shapes[at] or ()))
+        made = match([*candidates.items()], [one])
+        if isinstance(made, Unclear):
+            _reject(made, [_joined(groups)], candidates, remedy)
+        return [made[0][a:b] for a, b in pairwise(bounds)]
+    whose = Label(str(groups[0].value.path), where="param_groups") if groups else Label("<optimizer>")
+    names = order.at(0) or ()
+    found = [model.find(name) for name in names]
+    if None in found:
+        fail("E466", f"{order.origin} names {names[found.index(None)]}, which is no tensor of the model", whose)
+    owners = [name for name in found if name is not None]
+    doubled = next((name for name in owners if owners.count(name) > 1), None)
+    if doubled is not None:
+        fail("E466", f"{order.origin} names {doubled} twice", whose)
+    if len(owners) != sum(rooms):
+        fail("E466", f"{order.origin} has {plural(len(owners), 'name')}, and the optimizer {sum(rooms)} numbers", whose)
+    rest = iter(owners)
+    out = [[next(rest) for _ in range(room)] for room in rooms]
+    for group, mine in zip(groups, out, strict=True):
+        for at, (name, shape) in enumerate(zip(mine, group.shapes, strict=True)):
+            if shape is not None and model.tensors[name].shape not in shape:
+                fail(
+                    "E466",
+                    f"{order.origin} has {name} of shape {list(model.tensors[name].shape)} as number {at} of group"
+                    f" {group.number}, whose states have the shape {list(min(shape))}",
+                    Label(str(group.value.path), where=group.where),
+                )
+    return out
+
+
+def _joined(groups: list[_Group]) -> _Group:
+    first = groups[0]
+    return evolve(
+        first,
+        params=tuple(one for group in groups for one in group.params),
+        shapes=tuple(one for group in groups for one in group.shapes),
+    )
+
+
+def _reject(unclear: Unclear, groups: list[_Group], candidates: Mapping[str, Shape], remedy: str) -> NoReturn:
+    first = groups[0].value
+    rooms = [len(group.params) for group in groups]
+    label = Label(str(first.path), f"groups of {rooms} parameters", where="param_groups")
+    if not unclear.is_several:
+        fail(
+            "E446",
+            f"{first.file}: the optimizer's numbers fit no {plural(sum(rooms), 'parameter')} of the model's"
+            f" {len(candidates)}",
+            label,
+            remedy=remedy,
+        )
+    if not unclear.places:
+        fail(
+            "E446",
+            f"{first.file}: the optimizer's numbers fit the model's parameters in several ways",
+            label,
+            remedy=remedy,
+        )
+    may = [f"number {at} of group {g}" if g >= 0 else "no number" for g, at in unclear.places]
+    alike = [name for name, shape in candidates.items() if shape == candidates[unclear.name]]
+    fail(
+        "E446",
+        f"{first.file}: the optimizer numbers its parameters, and several assignments fit: `{unclear.name}` may have"
+        f" {', or '.join(may)}",
+        label,
+        Label(str(first.path), f"of the same shape: {', '.join(alike[:6])}{', ...' if len(alike) > 6 else ''}"),
+        remedy=remedy,
+    )
+
+
+# ---- states ----------------------------------------------------------------------------------------------------------
+
+
+@frozen(eq=False)
+class OptimizerFacts:
+    """The states of optimizers, sorted.
+
+    `payload`: one value per element, by `(*lead, name, state)`. `scalars`: numbers. `extra`: all other states by
+    parameter, with tensors as they are carried.
+    """
+
+    payload: dict[Key, Extent] = field(factory=dict)
+    scalars: dict[str, dict[str, Counted]] = field(factory=dict)
+    scalar_extents: dict[str, dict[str, Extent]] = field(factory=dict)
+    states: dict[str, tuple[str, ...]] = field(factory=dict)
+    groups: tuple[ParameterGroup, ...] = ()
+    extra: dict[str, dict[str, object]] = field(factory=dict)
+
+
+def read_facts(
+    part: TorchFile, optimizers: Mapping[str, NamedOptimizer], shapes: Mapping[str, Shape], lead: Key
+) -> OptimizerFacts:
+    """The states and groups of optimizers of one file.
+
+    optimizers: by a name that their groups' names begin with, empty for a single one. shapes: of the model's tensors.
+    """
+    held = {
+        name: {state: value for state, value in states.named() if not skips(state)}
+        for one in optimizers.values()
+        for name, states in one.states.items()
+    }
+    groups = [
+        (f"{word}/{g}" if word else str(g), one, g) for word, one in optimizers.items() for g in range(len(one.groups))
+    ]
+    trained = {n for n, states in held.items() if states} or {n for _, one, g in groups for n in one.groups[g]}
+    made = []
+    for said, one, g in groups:
+        names = one.groups[g]
+        members = tuple(name for name in names if name in trained and prod(shapes[name]))
+        row = one.value.at("param_groups").items()[g]
+        hyper = {key: lifted(inner.held, part.file) for key, inner in row.named() if key not in (_PARAMS, _NAMES)}
+        made.append(ParameterGroup(said, members, hyper, names if names != members else ()))
+    found = OptimizerFacts(groups=tuple(made))
+    kinds = _kinds(held, shapes, [group.members for group in made])
+    for name, states in held.items():
+        _sort(found, part, (name, states), kinds, shapes[name], lead)
+    return found
+
+
+def _kinds(
+    held: Mapping[str, Mapping[str, Value]], shapes: Mapping[str, Shape], groups: Sequence[tuple[str, ...]]
+) -> dict[str, str]:
+    """The kind of each state: "element", "number" or "other"."""
+    out = {}
+    for state in dict.fromkeys(state for states in held.values() for state in states):
+        holders = {name: states[state].held for name, states in held.items() if state in states}
+        several = {name: one for name, one in holders.items() if prod(shapes[name]) != 1} or holders
+        is_each = all(isinstance(one, TensorRef) and one.shape == shapes[name] for name, one in several.items())
+        if is_each and (state != _STEP or several is not holders):
+            whole = all(holders.keys() >= {*group} for group in groups if not holders.keys().isdisjoint(group))
+            out[state] = "element" if whole else "other"
+        elif all(_is_number(one) for one in several.values()):
+            out[state] = "number"
+        else:
+            out[state] = "other"
+    return out
+
+
+def _is_number(held: object) -> bool:
+    return prod(held.shape) == 1 if isinstance(held, TensorRef) else is_counted(held)
+
+
+def _sort(
+    found: OptimizerFacts,
+    part: TorchFile,
+    states: tuple[str, Mapping[str, Value]],
+    kinds: Mapping[str, str],
+    shape: Shape,
+    lead: Key,
+) -> None:
+    name, held = states
+    is_of_all = all(kinds[state] != "element" for state in held) and any(
+        isinstance(one.held, TensorRef) and prod(one.held.shape) > prod(shape) for one in held.values()
+    )
+    mine = []
+    for state, value in held.items():
+        kind = "other" if is_of_all else kinds[state]
+        one = value.held
+        if kind == "element" and isinstance(one, TensorRef):
+            if prod(shape):
+                found.payload[*lead, name, state] = part.extent((*lead, name, state), one)
+            mine.append(state)
+        elif kind == "number" and isinstance(one, TensorRef):
+            found.scalars.setdefault(state, {})[name] = part.read_scalar(value.key, one)
+            found.scalar_extents.setdefault(state, {})[name] = part.extent(value.key, one)
+        elif kind == "number" and is_counted(one):
+            found.scalars.setdefault(state, {})[name] = one
+        else:
+            found.extra.setdefault(name, {})[state] = lifted(one, part.file)
+    found.states[name] = tuple(mine)
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+
+
+def state_dict_of(
+    groups: Sequence[tuple[tuple[str, ...], Mapping[str, object]]], states: Mapping[str, Mapping[str, object]]
+) -> dict[str, object]:
+    """The state dict of a torch optimizer.
+
+    groups: the names of each, and its hyper-parameters. states: values by parameter and state.
+    """
+    number = {name: n for n, name in enumerate(name for names, _ in groups for name in names)}
+    return {
+        "state": {n: dict(states[name]) for name, n in number.items() if states.get(name)},
+        "param_groups": [{**hyper, _PARAMS: [number[name] for name in names]} for names, hyper in groups],
+    }
