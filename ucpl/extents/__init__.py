@@ -25,6 +25,7 @@ from ucpl.extents.records import (
     Call,
     Extent,
     Global,
+    Joined,
     Key,
     Size,
     Step,
@@ -32,6 +33,7 @@ from ucpl.extents.records import (
     TensorRef,
     TorchDType,
     key_text,
+    pieces_of,
 )
 from ucpl.extents.sharding import Section, Sharding
 from ucpl.extents.shelves import Shelf, Shelves
@@ -56,6 +58,7 @@ __all__ = [
     "Extent",
     "Flat",
     "Global",
+    "Joined",
     "Key",
     "NamedTensor",
     "ParameterGroup",
@@ -82,6 +85,7 @@ __all__ = [
     "in_file",
     "key_text",
     "largest",
+    "pieces_of",
     "size_of",
     "together",
 ]

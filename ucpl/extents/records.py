@@ -63,6 +63,21 @@ class Extent:
         return True
 
 
+@frozen
+class Joined(Extent):
+    """A tensor that several stored pieces make up; only they have bytes.
+
+    Each piece has the place of its first element in the tensor.
+    """
+
+    pieces: tuple[tuple[tuple[int, ...], Extent], ...] = ()
+
+
+def pieces_of(extent: Extent) -> tuple[tuple[tuple[int, ...], Extent], ...]:
+    """The stored pieces of a tensor with their begins; most have one."""
+    return extent.pieces if isinstance(extent, Joined) else (((0,) * len(extent.shape), extent),)
+
+
 # ---- values of a pickle, inert -------------------------------------------------------------------------------------
 # A pickle is read into plain Python values (dict, list, tuple, set, str, int, float, bool, bytes, None) and the records below.
 # Nothing of the checkpoint's choosing is imported or called. The same values are written back.

@@ -12,7 +12,7 @@ from typing import TypeVar, overload
 
 from attrs import evolve
 
-from ucpl.extents import Call, Extent, Global, StorageRef, TensorRef
+from ucpl.extents import Call, Extent, Global, Joined, Key, StorageRef, TensorRef, key_text
 from ucpl.files.checkpoint import Carried, Checkpoint
 from ucpl.files.inert import LEAVES
 from ucpl.files.pickles import attributes_of, set_attributes
@@ -20,6 +20,7 @@ from ucpl.files.pickles import attributes_of, set_attributes
 K = TypeVar("K")
 _Change = Callable[[TensorRef], object]
 _Memo = dict[int, tuple[object, object]]  # by id: the changed copy of a value, and the value, which keeps its id taken
+_Pieces = tuple[tuple[tuple[int, ...], Extent], ...]
 _JOINT = "\0"  # in no file's name, and in no member's that a zip archive is read with
 
 
@@ -227,3 +228,9 @@ def strides(shape: tuple[int, ...]) -> tuple[int, ...]:
         out.append(step)
         step *= max(n, 1)
     return tuple(reversed(out))
+
+
+def joined(file: str, key: Key, dtype: str, shape: tuple[int, ...], pieces: _Pieces) -> Joined:
+    """One tensor of stored pieces that cover it; each has its begin."""
+    size = sum(extent.storage_bytes for _, extent in pieces)
+    return Joined(file, key, dtype, shape, strides(shape), 0, f"joined:{key_text(key)}", 0, size, pieces=pieces)

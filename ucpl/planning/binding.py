@@ -13,10 +13,11 @@ with_carried: tensors that no layout describes are copied as they are.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import prod
 from typing import Literal
 
 import numpy as np
-from attrs import evolve, field
+from attrs import evolve
 
 from ucpl.errors import fail
 from ucpl.extents import PAIRED, Shelves
@@ -26,7 +27,36 @@ from ucpl.records import frozen
 from ucpl.tables import I64, Bools, Moves, Side, Space, expanded, halves, pairs, split_pairs, whole_pairs
 from ucpl.tables.operations import Check, Fill, Lane, Merge, Node
 
-__all__ = ["BINDING", "Bound", "Files", "bound"]
+__all__ = ["BINDING", "Bound", "CarriedBox", "Files", "bound"]
+
+
+@frozen
+class CarriedBox:
+    """A stored tensor outside the plan, and its box in a target.
+
+    `offset` and `stride` are those of the box in the target.
+    """
+
+    source: int
+    target: int
+    shape: tuple[int, ...]
+    offset: int
+    stride: tuple[int, ...]
+
+    @staticmethod
+    def of(
+        source: int, target: int, begin: tuple[int, ...], shape: tuple[int, ...], whole: tuple[int, ...]
+    ) -> CarriedBox:
+        """The box of `shape` at `begin` of a row-major `whole`."""
+        every = tuple(prod(whole[n + 1 :]) for n in range(len(whole)))
+        offset = sum(first * step for first, step in zip(begin, every, strict=True))
+        # The last dims are one run, as long as the box is as wide as the tensor.
+        last = len(whole) - 1
+        while last > 0 and shape[last] == whole[last]:
+            last -= 1
+        run = prod(shape[max(last, 0) :])
+        outer = [n for n in range(max(last, 0)) if shape[n] != 1]
+        return CarriedBox(source, target, (*(shape[n] for n in outer), run), offset, (*(every[n] for n in outer), 1))
 
 
 @frozen(eq=False)
@@ -35,9 +65,7 @@ class Files:
 
     owner: I64  # of each target: itself, or the one whose storage it has, too
     view: I64  # of each source: itself, or the first one that views the same bytes in the same way
-    carried: tuple[tuple[int, int, int], ...] = field(
-        default=()
-    )  # source, target and elements of the tensors outside the plan
+    carried: tuple[CarriedBox, ...] = ()  # of the tensors outside the plan
 
 
 @frozen(eq=False)
@@ -128,12 +156,14 @@ def with_carried(bound: Bound, files: Files) -> Bound:
     """Add one copy of each carried tensor."""
     if not files.carried:
         return bound
-    source, target, numel = (np.array(column, np.int64) for column in zip(*files.carried, strict=True))
-    n = len(source)
-    none, one, zero = np.full(n, -1, np.int32), np.ones((n, 1), np.int64), np.zeros(n, np.int64)
+    n, width = len(files.carried), max(len(one.shape) for one in files.carried)
+    source, target = (np.array([getattr(c, end) for c in files.carried], np.int32) for end in ("source", "target"))
+    shape = np.array([c.shape + (1,) * (width - len(c.shape)) for c in files.carried], np.int64)
+    step = np.array([c.stride + (1,) * (width - len(c.stride)) for c in files.carried], np.int64)
+    own = np.array([[prod(c.shape[k + 1 :]) for k in range(width)] for c in files.carried], np.int64)
     whole = Runs(
-        "copy", "carried", none, source.astype(np.int32), target.astype(np.int32), numel[:, None], zero, one, zero, one,
-        node=np.full(n, len(bound.nodes), np.int32),
+        "copy", "carried", np.full(n, -1, np.int32), source, target, shape, np.zeros(n, np.int64), own,
+        np.array([c.offset for c in files.carried], np.int64), step, node=np.full(n, len(bound.nodes), np.int32),
     )  # fmt: skip
     merge = Merge("carried tensors", (Lane("carried", "carried"),))
     return evolve(bound, nodes=(*bound.nodes, merge), moves=(*bound.moves, whole))

@@ -167,7 +167,7 @@ def _files(sources: Sequence[Place], layout: TargetPlan, planned: int) -> Files:
 
     They are the tensors that share bytes, and those that are not in the plan.
     """
-    carried = tuple((planned + i, t, where.numel) for i, (where, t) in enumerate(layout.carried))
+    carried = tuple(evolve(box, source=planned + i) for i, (_, box) in enumerate(layout.carried))
     return Files(np.array(layout.owners, np.int64), views_of(sources), carried)
 
 

@@ -19,11 +19,12 @@ from attrs import field
 
 from ucpl.digests import crc32
 from ucpl.errors import Label, fail
-from ucpl.extents import StoredTensor, TensorRef, key_text
+from ucpl.extents import StoredTensor, TensorRef, key_text, pieces_of
 from ucpl.files.checkpoint import Archive, Skeleton, SkeletonFile
 from ucpl.files.safetensors_files import layout_safetensors_file
 from ucpl.files.texts import is_inside
 from ucpl.files.torch_files import TorchFilePlan, layout_archive, layout_torch_file
+from ucpl.planning import CarriedBox
 from ucpl.records import frozen
 from ucpl.runtime.descriptors import Descriptors
 from ucpl.runtime.disk import disk, forget, make_folders, read_upto, sync_data, write_all
@@ -74,7 +75,7 @@ class TargetPlan:
 
     files: tuple[TargetFile, ...]
     places: tuple[Place, ...]
-    carried: tuple[tuple[Place, int], ...]  # (where in the source, index into places)
+    carried: tuple[tuple[Place, CarriedBox], ...]  # place in the source, and its box, of the carried places' number
     owners: tuple[int, ...]
     units: tuple[Unit, ...]
 
@@ -90,7 +91,7 @@ def lay_out(skeleton: Skeleton, targets: Sequence[StoredTensor]) -> TargetPlan:
     """
     files: list[TargetFile] = []
     places = [Place.of(t) for t in targets]
-    carried: list[tuple[Place, int]] = []
+    carried: list[tuple[Place, CarriedBox]] = []
     owners = list(range(len(targets)))
     units: list[Unit] = []
     homes: set[int] = set()
@@ -119,11 +120,13 @@ def lay_out(skeleton: Skeleton, targets: Sequence[StoredTensor]) -> TargetPlan:
         for item in entry.carried:
             extent = item.extent
             t = len(places)
-            source = Place(extent.file, extent.key, "", extent.dtype, extent.shape, extent)
-            places.append(Place(path, extent.key, "", extent.dtype, extent.shape))
+            target = Place(path, extent.key, "", extent.dtype, extent.shape)
+            places.append(target)
             owners.append(t)
-            carried.append((source, t))
-            size = source.numel * source.itemsize
+            for begin, one in pieces_of(extent):
+                source = Place(one.file, one.key, "", one.dtype, one.shape, one)
+                carried.append((source, CarriedBox.of(len(carried), t, begin, one.shape, extent.shape)))
+            size = target.numel * target.itemsize
             start, room = plan.storages.get(item.storage, (0, 0 if size == 0 else -1))
             if room != size or item.storage in filled:
                 fail(

@@ -16,6 +16,7 @@ from attrs import field
 from ucpl.digests import crc32
 from ucpl.errors import Diagnostic, Label, UcplError
 from ucpl.errors import catalogue as codes
+from ucpl.extents import pieces_of
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.header_watch import reading
 from ucpl.files.zips import read_zip_directory
@@ -190,7 +191,8 @@ def _beside(checkpoint: Checkpoint, base: Path) -> set[str]:
 def _held(checkpoint: Checkpoint, base: Path) -> dict[tuple[str, str], list[str]]:
     """The tensors of each storage, by (file, storage)."""
     held: dict[tuple[str, str], list[str]] = {}
-    for extent in (*checkpoint.extents.values(), *checkpoint.carried_extents.values()):
+    carried = (pieces_of(extent) for extent in checkpoint.carried_extents.values())
+    for extent in (*checkpoint.extents.values(), *(one for some in carried for _, one in some)):
         name = Path(os.path.relpath(checkpoint.root / extent.file, base)).as_posix()
         held.setdefault((name, extent.storage), []).append("/".join(map(str, extent.key)))
     return held

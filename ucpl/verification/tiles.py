@@ -11,12 +11,12 @@ import numpy as np
 from attrs import field
 from numpy.typing import NDArray
 
-from ucpl.extents import DTYPES, Extent
+from ucpl.extents import DTYPES, Extent, pieces_of
 from ucpl.records import frozen
 from ucpl.runtime.reading import RUN_MIN, Reader
 from ucpl.runtime.sources import SourceFiles
 
-__all__ = ["TILE", "TensorBox", "TensorBoxes", "tiles_of"]
+__all__ = ["TILE", "JoinedBoxes", "TensorBox", "TensorBoxes", "tiles_of"]
 
 TILE = 1 << 20  # bytes of one box
 Ints = tuple[int, ...]
@@ -109,3 +109,36 @@ class TensorBoxes:
         self.reader.fragments.clear()
         turned = [order.index(i) for i in range(len(order))]
         return np.ascontiguousarray(out.transpose(*turned, len(order))).reshape(-1)
+
+
+@frozen(eq=False)
+class JoinedBoxes:
+    """The boxes of a tensor that several stored pieces make up."""
+
+    extent: Extent
+    pieces: tuple[tuple[Ints, TensorBoxes], ...]
+
+    @classmethod
+    def of(cls, root: Path, extent: Extent) -> JoinedBoxes:
+        return cls(extent, tuple((begin, TensorBoxes.of(root, one)) for begin, one in pieces_of(extent)))
+
+    def __enter__(self) -> JoinedBoxes:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for _, boxes in self.pieces:
+            boxes.files.close()
+
+    def read(self, tile: TensorBox) -> NDArray[np.uint8]:
+        """The bytes of a box, row-major. Raises: UcplError E610, E611."""
+        size = DTYPES[self.extent.dtype].itemsize
+        out = np.empty((*tile.shape, size), np.uint8)
+        for begin, boxes in self.pieces:
+            ends = zip(begin, boxes.extent.shape, tile.low, tile.shape, strict=True)
+            runs = [(max(low, first), min(low + n, first + m)) for first, m, low, n in ends]
+            if all(low < high for low, high in runs):
+                shape = tuple(high - low for low, high in runs)
+                mine = TensorBox(tuple(low - first for (low, _), first in zip(runs, begin, strict=True)), shape)
+                where = tuple(slice(low - at, high - at) for (low, high), at in zip(runs, tile.low, strict=True))
+                out[where] = boxes.read(mine).reshape(*shape, size)
+        return out.reshape(-1)

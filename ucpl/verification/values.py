@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from attrs import field
 
-from ucpl.extents import DTYPES, Call, Extent, Global, Scalar, TensorRef, TorchDType
+from ucpl.extents import DTYPES, Call, Extent, Global, Joined, Scalar, TensorRef, TorchDType
 from ucpl.files.carrying import Place, by_place, origin_of
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.scalars import number_of
@@ -50,9 +50,10 @@ class ValueTensors:
 
         Raises: UcplError E610, E611.
         """
-        from ucpl.verification.tiles import TensorBoxes, tiles_of  # who only prints values reads none
+        from ucpl.verification.tiles import JoinedBoxes, TensorBoxes, tiles_of  # who only prints values reads none
 
-        with TensorBoxes.of(self.root, extent) as tiles:
+        opened = JoinedBoxes if isinstance(extent, Joined) else TensorBoxes
+        with opened.of(self.root, extent) as tiles:
             for tile in tiles_of(extent.shape, DTYPES[extent.dtype].itemsize, is_row_major=True):
                 yield tiles.read(tile).tobytes()
 

@@ -10,8 +10,18 @@ from typing import ClassVar
 from attrs import Factory, evolve, field
 
 from ucpl.errors import Label, UcplError, fail
-from ucpl.extents import Counted, Extent, Key, NamedTensor, ParameterGroup, Setting, TrainState
-from ucpl.files.carrying import lifted, mapped
+from ucpl.extents import (
+    Counted,
+    Extent,
+    Key,
+    NamedTensor,
+    ParameterGroup,
+    Setting,
+    StorageRef,
+    TensorRef,
+    TrainState,
+)
+from ucpl.files.carrying import joined, lifted, mapped
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.pickles import tensors_of
 from ucpl.files.plain_values import decode
@@ -22,7 +32,7 @@ from ucpl.files.values import Value, kind_text
 from ucpl.formats.dcp.cells import CELLS_MAX, boxes_of_runs, edges_of, in_cells, is_grid
 from ucpl.formats.dcp.chunks import NO_TENSOR, Chunks, address
 from ucpl.formats.dcp.mesh import mesh_settings
-from ucpl.formats.dcp.metadata import ENVELOPE, METADATA, ByteRange, Metadata
+from ucpl.formats.dcp.metadata import ENVELOPE, METADATA, ByteRange, ChunkedTensor, Metadata
 from ucpl.formats.dcp.roles import Roles
 from ucpl.formats.dcp.wrapped import Wrapped, found_in
 from ucpl.formats.leaving import EMPTY, META
@@ -395,22 +405,30 @@ class Opened:
         out = _Node()
         for entry in self.roles.rest:
             stored = self.metadata.tensors.get(entry)
-            if stored is not None and len(stored.chunks) != 1:
-                fail(
-                    "E457",
-                    f"`{entry}` is a tensor in {len(stored.chunks)} chunks, and neither of the model nor of the optimizer",
-                    Label(str(self.root / self.metadata.describes(entry)), where=entry),
-                    remedy="save it apart from model and optimizer: torch.distributed.checkpoint loads parts of a folder",
-                )
-            place = self.metadata.objects[entry] if stored is None else stored.chunks[0].place
+            made = self.carry(self.metadata.objects[entry], (entry,)) if stored is None else self.other(entry, stored)
             *steps, last = self.metadata.paths[entry]
             here = out
             for step in steps:
                 inner = here.setdefault(step, _Node())
                 assert isinstance(inner, _Node)  # `.metadata` is checked: no value has the path of a dict
                 here = inner
-            here[last] = self.carry(place, (entry,))
+            here[last] = made
         return {key: _listed(value) for key, value in out.items()}
+
+    def other(self, entry: str, stored: ChunkedTensor) -> object:
+        """A tensor outside model and optimizer, such as one of an average.
+
+        Its chunks are joined.
+        """
+        if len(stored.chunks) == 1 and stored.chunks[0].shape == stored.shape:
+            return self.carry(stored.chunks[0].place, (entry,))
+        file = self.metadata.describes(entry)
+        found = {} if 0 in stored.shape else self.chunks.extents(entry, stored)
+        pieces = tuple((_begin(key, stored.shape), extent) for key, extent in found.items())
+        made = joined(file, (entry,), stored.dtype, stored.shape, pieces)
+        self.carried[file, made.key] = made
+        ref = TensorRef(StorageRef(made.storage, made.dtype, made.numel), 0, made.shape, made.stride)
+        return lifted(ref, file)
 
 
 def _begin(key: Key, shape: Shape) -> Shape:
