@@ -520,8 +520,10 @@ def test_a_fault_at_some_drawn_sizes_is_no_fault_of_the_text(tmp_path: Path) -> 
         path.write_text(text)
         found = check(str(path), Given())
         assert not found.findings
-        said = "two is not checked, no drawn sizes suit it (" in " ".join(found.remarks)
-        assert said == ("two" in found.unchecked) == (text is not halves), "of an f4 some sizes are even"
+        said = " ".join(found.remarks)
+        assert ("two is not checked, no drawn sizes suit it (" in said) == (text is asserted)
+        assert ("two" in found.unchecked) == (text is asserted)
+        assert ("no tp from 2 to 8 suits two: " in said) == (text is scaled), "of an f4 some sizes are even"
 
 
 def test_what_a_config_lists_is_not_drawn(tmp_path: Path) -> None:
@@ -532,21 +534,85 @@ def test_what_a_config_lists_is_not_drawn(tmp_path: Path) -> None:
     assert not found.findings and found.unchecked == ("one", "two")
 
 
-def test_an_index_of_an_open_dim_asks_for_its_size(tmp_path: Path) -> None:
-    """As the same text without the line `index g` does.
+def test_an_index_of_an_open_dim_is_dealt_at_a_drawn_size(tmp_path: Path) -> None:
+    """As the same text without the line `index g` is.
 
-    The name may be misspelt, so no size is drawn.
+    The name may be misspelt, so a remark has it.
     """
     path = tmp_path / "x.ucpl"
     text = OF_A_CONFIG.format(parts="k: d").replace("  dim g = config.heads, d = config.size\n", "")
-    for line in ("  index g = g@tp\n", "  index g = (g@tp lap)\n", ""):
+    for line in ("  index g = g@tp\n", ""):
         path.write_text(
             text.replace("  mesh tp\n", "  mesh tp\n" + line)
             .replace("g@tp (", "(g " if line else "g@tp (")
             .replace("(g k: d))", "g (k: d))")
         )
-        (found,) = {(d.code, d.remedy) for d in check(str(path), Given()).findings}
-        assert found[0] == "E101" and "-D g=..." in found[1] and "its shapes give them" in found[1]
+        found = check(str(path), Given())
+        assert not found.findings and not found.unchecked
+        (said,) = [text for text in found.remarks if "sizes are drawn" in text]
+        assert said.startswith("`g`, `d` of m have no size") and "-D g=..." in said and "its shapes give them" in said
+
+
+OPEN = """ucpl 1
+model m {
+  w : v d
+  MORE
+}
+layout a(tp = 1) of m {
+  framework torch()
+  mesh tp
+  file weights = torch "{tp}.pt"
+  w = LINE as "w"
+}
+"""
+
+
+@pytest.mark.parametrize("line", ["v@tp d", "d v@chunk(tp)", "(d v)@tp", "pad(d, 4) v@tp"])
+def test_dims_without_a_size_are_drawn(line: str, spec: Path) -> None:
+    spec.write_text(OPEN.replace("LINE", line).replace("MORE", ""))
+    found = check("x.ucpl", Given())
+    assert not found.findings and not found.unchecked
+    assert found.tried[0].startswith("a holds at tp = 2, if v = ")
+    assert "`v`, `d` of m have no size: sizes are drawn. Give it a size" in found.remarks[0]
+    padded = [text for text in found.remarks if "a as a source needs -D d=..." in text]
+    assert bool(padded) == ("pad" in line), "the begin of padding is unknown"
+
+
+@pytest.mark.parametrize(
+    ("line", "more", "code"),
+    [
+        ("v@tp", "", "E205"),
+        ("v@tp e", "", "E169"),
+        ("d v@tp", "", "E215"),
+        ("v@tp d[..2]", "", "E313"),
+        ("v@tp d", "b : v frozen", "E101"),
+    ],
+)
+def test_faults_at_any_size_are_found_at_drawn_ones(line: str, more: str, code: str, spec: Path) -> None:
+    text = OPEN.replace("LINE", line).replace("MORE", more)
+    spec.write_text(text.replace('"{tp}.pt"', '"0.pt"') if code == "E215" else text)
+    assert [d.code for d in check("x.ucpl", Given()).findings] == [code]
+
+
+def test_models_alone_and_plans_have_drawn_sizes_too(spec: Path) -> None:
+    spec.write_text("ucpl 1\nmodel m {\n  w : v d\n  dim e = 2 * d\n  x : e\n}\n")
+    found = check("x.ucpl", Given())
+    assert not found.findings and not found.unchecked and len(found.remarks) == 1
+    text = OPEN.replace("LINE", "v@tp d").replace("MORE", "")
+    spec.write_text(text + "plan p = a(tp = 2) -> a()\n")
+    assert not check("x.ucpl", Given()).findings
+    spec.write_text(text + "plan p = a(tp = 2) -> a() drop u\n")
+    assert [d.code for d in check("x.ucpl", Given()).findings] == ["E300"]
+
+
+def test_the_sizes_of_a_list_determine_an_open_dim(spec: Path) -> None:
+    text = OPEN.replace("LINE", "v d").replace("MORE", "dim f = [2, 4, 2] by l\n  up : l f\n  x : n")
+    spec.write_text(text.replace('"w"', '"w" at tp[0]\n  up[l] = f@tp as "{l}"\n  x = n@tp[3, 4] as "x"'))
+    found = check("x.ucpl:a(tp = 2)", Given(sizes={"v": 1, "d": 1, "l": 3, "n": 7}))
+    assert not found.findings
+    found = check("x.ucpl", Given())
+    assert not found.findings and "l`, `n` of m have no size" in found.remarks[0]
+    assert not any("as a source needs" in text for text in found.remarks)
 
 
 def test_a_plan_that_needs_a_config_is_not_checked(tmp_path: Path) -> None:
@@ -559,3 +625,27 @@ def test_a_plan_that_needs_a_config_is_not_checked(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "specs").glob("*.ucpl")), ids=lambda p: p.stem)
 def test_a_spec_that_ships_is_good_without_a_config(path: Path) -> None:
     assert check(str(path), Given()).findings == ()
+
+
+def test_a_word_of_a_config_s_list_that_nothing_asks_for(spec: Path) -> None:
+    text = """ucpl 1
+let full = where(config.kinds, "attention")
+model m {
+  dim l = 3, h = 2
+  w : l[full] h
+  b : l[not full] h
+}
+layout x() of m {
+  file weights = torch "a.pt"
+  w[l] = h as "{l}.w"
+  b[l] = h as "{l}.b"
+}
+"""
+    spec.write_text(text)
+    (said,) = check("x.ucpl", Given(config={"kinds": ["linear", "full_attention", "linear"]})).remarks
+    assert said == (
+        '`where(config.kinds, "attention")` (line 2): "attention" is not in config.kinds, which has linear, full_attention.'
+        ' Write `where(config.kinds, "full_attention")`'
+    )
+    spec.write_text(text.replace("not full", 'where(config.kinds, "linear")'))
+    assert not check("x.ucpl", Given(config={"kinds": ["linear"] * 3})).remarks, "another config has the others"

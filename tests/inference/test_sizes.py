@@ -73,6 +73,14 @@ def test_one_entry_s_size_is_the_next_one_s_divisor() -> None:
     assert made["d"] == (5, "shape of w.0") and made["l"] == (2, "names like w.1")
 
 
+def test_a_list_of_sizes_is_no_size_and_hides_no_other() -> None:
+    text = MODEL.replace("dim n = 4", "dim n = 4, f = [2, 4] by l\n  up : l f")
+    text += 'layout s() of m {\n  up[l] = f as "up.{l}"\n  e = v h as "e"\n}\n'
+    stored = {"up.0": (2,), "up.1": (4,), "e": (7, 3)}
+    made = sizes_from(checkpoint(stored=stored), load(("m.ucpl", text)), parse_call("s()"), None, {})
+    assert {name: size for name, (size, _) in made.items()} == {"l": 2, "v": 7, "h": 3}
+
+
 def test_indices_are_counted_by_the_largest_number_of_a_full_name() -> None:
     entries = '  w[l] = h d as "x.{l}.w"'
     stored = {

@@ -38,6 +38,7 @@ from ucpl.conversion.planning import closed_call
 from ucpl.conversion.requests import Called, Given
 from ucpl.conversion.side import Side, located
 from ucpl.errors import Diagnostic, UcplError, fail
+from ucpl.inference.sizes import sizes_of_shapes
 from ucpl.language import nodes, parse, parse_call, print_expr, print_file
 from ucpl.layout import Layout, Library, load
 from ucpl.layout.by_index import whole_name
@@ -87,6 +88,7 @@ _DRAWS = 8  # of sizes, until there are some that every axis divides
 _FAULTS = 3  # draws that must agree before a fault is the text's
 # Faults of these codes (elements stored twice, or nowhere) hold at any size; others can come from numbers that no config has.
 _OF_ANY_SIZE = "E3"
+_WITHOUT_SIZES = ("E143", "E169")  # of digits and names of a dim without a size
 _ALONE = "<nothing stored>"  # the name of no layout that a text has
 OTHERS = (2, 3, 8)  # trial values of a parameter, if 1 fails for a reason that may be the trial itself
 MOST_OTHERS = 12
@@ -191,6 +193,8 @@ class _Checker:
     tried: list[str] = field(factory=list)
     unchecked: list[str] = field(factory=list)
     counts: dict[str, int] = field(factory=dict)
+    held: tuple[Degrees, ...] = ()  # degrees at which the last layout holds
+    untried: list[str] = field(factory=list)  # remarks on axes that no degree suits
 
     def run(self, call: nodes.Call | None) -> None:
         """Check every statement of the file, or only the called layout."""
@@ -215,7 +219,7 @@ class _Checker:
             *odd_conditions(self.file),
             *odd_tensors(self.file),
             *dead_statements(self.file),
-            *unknown_kinds(self.file),
+            *unknown_kinds(self.file, self.given.config),
             *unused(self.library, self.file),
             *repeated_lines(self.library, self.file),
         ):
@@ -260,11 +264,16 @@ class _Checker:
             return
         alone = KnownStatement(nodes.Layout(_ALONE, (), "any", None, ()), self.file)
         library = evolve(self.library, known={**self.library.known, _ALONE: alone}, files=dict(self.library.files))
-        try:
-            located(Called(library, nodes.Call(_ALONE)), evolve(self.given, model=made), rank=0)
-        except UcplError as error:
-            if error.diagnostics[0].code != _OTHER_SIZE:  # -D speaks of the file's other models, too
-                raise
+
+        def resolved(one: _Checker) -> int:
+            try:
+                located(Called(library, nodes.Call(_ALONE)), evolve(one.given, model=made), rank=0)
+            except UcplError as error:
+                if error.diagnostics[0].code != _OTHER_SIZE:  # -D speaks of the file's other models, too
+                    raise
+            return 0
+
+        self.over(_Drawing.of(self, node.name, (), made), resolved)
 
     def called(self, call: nodes.Call) -> None:
         node = Called(self.library, call).layout
@@ -301,29 +310,45 @@ class _Checker:
         """
         if not has_files(self.library, node) and is_used(self.file, node):
             return  # a part of other layouts; it is checked with them
+        drawing = _Drawing.of(self, node.name, (node,))
         try:
-            self.sized(node)
+            self.over(drawing, lambda one: one.sized(node))
         except UcplError as error:
-            if not self.lacks_config(error):
+            if not self.lacks_config(error) or not drawing.sizes.missing:
                 raise
-            self.at_drawn_sizes(node, error)
+            drawing.error = error
+            message = f"{error.diagnostics[0].message}: sizes are drawn. Give --config to check at yours"
+            self.at_drawn_sizes(drawing, lambda one: one.sized(node), message)
 
-    def at_drawn_sizes(self, node: nodes.Layout, error: UcplError) -> None:
-        """Check a layout with open sizes at small drawn ones.
+    def over(self, drawing: _Drawing, work: Callable[[_Checker], int]) -> None:
+        """Do `work`, at drawn sizes if dims have none."""
+        try:
+            work(self)
+        except UcplError as error:
+            found = error.diagnostics[0]
+            is_open = isinstance(found.about, UnknownNumber) and found.about.name in drawing.sizes.open
+            if not is_open and not (drawing.sizes.open and found.code in _WITHOUT_SIZES):
+                raise
+            self.at_drawn_sizes(drawing, work, drawing.said(found.remedy if is_open else ""))
+
+    def at_drawn_sizes(self, drawing: _Drawing, work: Callable[[_Checker], int], remark: str) -> None:
+        """Check something with open sizes at small drawn ones.
 
         A fault counts if several draws have it and no draw holds.
         """
-        message = error.diagnostics[0].message
-        drawn = _drawn(self, node, error)
+        drawn = drawing.run(work)
         if drawn.suits:
             self.tried += [f"{text}, if {_sizes_text(drawn.sizes)}" for text in drawn.tried]
-            self.remark(f"{message}: sizes are drawn. Give --config to check at yours")
+            self.remark(remark)
+            for text in (*drawn.untried, *drawn.remarks, *drawing.unread(drawn)):
+                self.remark(text)
         elif len(drawn.faults) >= _FAULTS and all(same_place(drawn.faults[0], other) for other in drawn.faults):
             raise UcplError(drawn.faults[0])
         else:
-            self.unchecked.append(node.name)
+            self.unchecked.append(drawing.name)
             why = f" ({drawn.why})" if drawn.why else ""
-            self.remark(f"{message}: {node.name} is not checked, no drawn sizes suit it{why}. Give --config")
+            message, _, _ = remark.partition(": sizes are drawn")
+            self.remark(f"{message}: {drawing.name} is not checked, no drawn sizes suit it{why}. {drawing.remedy}")
 
     def sized(self, node: nodes.Layout) -> int:
         """Check a layout at the least degrees and at higher ones.
@@ -340,6 +365,7 @@ class _Checker:
         if self.open_numbers(node):
             axes = ()  # trial sizes of 1 cannot be divided
         tried = try_degrees(base, axes, lambda degrees: self.stored(node, degrees))
+        self.held = (*(() if failed else (base,)), *tried.good)
         good = "; ".join(degrees_text(self.changed(base, axes, degrees)) for degrees in tried.good)
         if good:
             self.tried.append(f"{node.name} holds at {good}")
@@ -354,11 +380,13 @@ class _Checker:
             self.remark(f"{node.name} is not tried with all of its {len(axes)} axes above 1: {tried.too_many}")
         if tried.hopeless:
             raise UcplError(*tried.hopeless)
-        for axis, why in tried.unsuited:
-            self.remark(
-                f"no {axis} from {ALONE[0]} to {ALONE[-1]} suits {node.name}: {why}."
-                f" Name one that does: ucpl check '{self.file.name}:{node.name}({axis} = ...)'"
-            )
+        self.untried = [
+            f"no {axis} from {ALONE[0]} to {ALONE[-1]} suits {node.name}: {why}."
+            f" Name one that does: ucpl check '{self.file.name}:{node.name}({axis} = ...)'"
+            for axis, why in tried.unsuited
+        ]
+        for text in self.untried:
+            self.remark(text)
         return len(tried.unsuited)
 
     def base_fails(self, node: nodes.Layout, base: Degrees) -> str:
@@ -475,6 +503,15 @@ class _Checker:
         check_plannable(side.placement)
 
     def plan(self, node: nodes.Plan) -> None:
+        layouts = tuple(Called(self.library, call).layout for call in (node.source, node.target))
+
+        def planned(one: _Checker) -> int:
+            one.plan_at_sizes(node)
+            return 0
+
+        self.over(_Drawing.of(self, f"plan {node.name}", layouts), planned)
+
+    def plan_at_sizes(self, node: nodes.Plan) -> None:
         source, target = (self.located(closed_call(self.file, call, self.given)) for call in (node.source, node.target))
         for text in dead_plan_names(node):
             self.remark(text)
@@ -575,43 +612,128 @@ class _Drawn:
 
     suits: bool = False
     sizes: dict[str, int] = field(factory=dict)
+    held: tuple[Degrees, ...] = ()
     tried: list[str] = field(factory=list)
+    untried: list[str] = field(factory=list)
+    remarks: list[str] = field(factory=list)  # those that do not depend on the draw
     faults: list[Diagnostic] = field(factory=list)
     why: str = ""
 
 
-def _drawn(checker: _Checker, node: nodes.Layout, error: UcplError) -> _Drawn:
-    """Check a layout at drawn sizes.
+@define
+class _Drawing:
+    """Drawn sizes for a statement.
 
-    Raises: `error`, if a config decides more than sizes.
+    It needs a config that is absent, or its model has dims without a size.
     """
-    library, given = checker.library, checker.given
-    models = [] if node.of == "any" else [library.model(node.of).node]
-    model = _own(library, [m for m in models if isinstance(m, nodes.Model)], given)
-    chain = [link.node for link in library.chain(node.name)]
-    sizes = Sizes.of(model, chain, given.sizes, given.config or {}, lets_of(library))
-    if not sizes.missing:
-        raise error
-    out, least, chance = _Drawn(), len(node.parameters) + 1, random.Random(node.name)
-    for _ in range(_DRAWS):
-        drawn = sizes.draw(chance, model, given.sizes, given.config or {})
-        one = _Checker(library, checker.file, evolve(given, sizes={**drawn, **given.sizes}))
+
+    checker: _Checker
+    name: str
+    layouts: tuple[nodes.Layout, ...]
+    model: nodes.Model
+    sizes: Sizes
+    error: UcplError | None = None  # a config that is absent
+
+    @classmethod
+    def of(
+        cls, checker: _Checker, name: str, layouts: tuple[nodes.Layout, ...], model: nodes.Model | None = None
+    ) -> _Drawing:
+        library, given = checker.library, checker.given
+        known = [library.model(node.of, node.span).node for node in layouts if node.of != "any"][:1]
+        models = [node for node in known if isinstance(node, nodes.Model)]
+        if model is None:
+            model = _own(library, models, given) if models or given.model is None else given.model
+        chain = [link.node for node in layouts for link in library.chain(node.name)]
+        sizes = Sizes.of(model, chain, given.sizes, given.config or {}, lets_of(library))
+        return cls(checker, name, layouts, model, sizes)
+
+    @property
+    def remedy(self) -> str:
+        return "Give --config" if self.error is not None else f"Give {_options(self.sizes.open)}"
+
+    def said(self, remedy: str) -> str:
+        """The remark about dims without a size.
+
+        remedy: of the first of them.
+        """
+        names = self.sizes.open
+        has = "has" if len(names) == 1 else "have"
+        remedy = remedy or f"give {_options(names)}. When a checkpoint is converted, its shapes give them"
+        return f"{listed(names)} of {self.model.name} {has} no size: sizes are drawn. {remedy[0].upper()}{remedy[1:]}"
+
+    def run(self, work: Callable[[_Checker], int]) -> _Drawn:
+        """Do `work` at drawn sizes.
+
+        Raises: `error`, if a config decides more than sizes.
+        """
+        checker, given = self.checker, self.checker.given
+        least = sum(len(node.parameters) for node in self.layouts) + 1
+        out, chance = _Drawn(), random.Random(self.name)
+        for _ in range(_DRAWS):
+            drawn = self.sizes.draw(chance, self.model, given.sizes, given.config or {})
+            one = _Checker(checker.library, checker.file, evolve(given, sizes={**drawn, **given.sizes}))
+            try:
+                unsuited = work(one)
+            except UcplError as found:
+                if self.error is not None and checker.lacks_config(found):
+                    raise self.error from None
+                out.why = found.diagnostics[0].message
+                if self.is_fault(found):
+                    out.faults.append(_at_sizes(found.diagnostics[0], drawn))
+                if len(out.faults) == _FAULTS and not out.suits:
+                    break
+                continue
+            if not one.unchecked:
+                if self.error is None:  # without a config, remarks depend on numbers that no config has
+                    out.remarks = [
+                        text
+                        for text in one.remarks
+                        if text not in one.untried and (not out.suits or text in out.remarks)
+                    ]
+                is_second = out.suits or self.error is not None
+                if unsuited < least:
+                    out.suits, out.sizes, out.tried, out.held, least = True, drawn, one.tried, one.held, unsuited
+                    out.untried = one.untried
+                if is_second and not least:
+                    break
+        return out
+
+    def is_fault(self, found: UcplError) -> bool:
+        """True if drawn sizes do not cause an error.
+
+        Without a config, other errors than those of elements can come from numbers that no config has.
+        """
+        if hangs_on_a_number(found):
+            return False
+        return self.error is None or found.diagnostics[0].code.startswith(_OF_ANY_SIZE)
+
+    def unread(self, drawn: _Drawn) -> Iterator[str]:
+        """A remark on open dims that no shape would give."""
+        lost: dict[str, str] = {}
+        for node in self.layouts if drawn.held else ():
+            for degrees in drawn.held if node.of != "any" else ():
+                lost |= self.lost(call_at(node, degrees), drawn.sizes)
+        if lost:
+            why = next((f" ({why})" for why in lost.values() if why), "")
+            yield f"{self.name} as a source needs {_options([*lost])}: no stored shape of it gives {listed([*lost])}{why}"
+
+    def lost(self, call: nodes.Call, sizes: dict[str, int]) -> dict[str, str]:
+        """Open dims that no shape gives, each with the reason."""
+        checker = self.checker
+        given = {**sizes, **checker.given.sizes}
+        placement = located(Called(checker.library, call), evolve(checker.given, sizes=given)).placement
+        stored = [("/".join(map(str, h.key)), h.shape) for part in placement.parts for h in part.homes]
+        known = {name: size for name, size in given.items() if name not in self.sizes.open}
         try:
-            unsuited = one.sized(node)
-        except UcplError as found:
-            if checker.lacks_config(found):
-                raise error from None
-            out.why = found.diagnostics[0].message
-            if not hangs_on_a_number(found) and found.diagnostics[0].code.startswith(_OF_ANY_SIZE):
-                out.faults.append(_at_sizes(found.diagnostics[0], drawn))
-            if len(out.faults) == _FAULTS and not out.suits:
-                break
-            continue
-        if not one.unchecked and unsuited < least:
-            out.suits, out.sizes, out.tried, least = True, drawn, one.tried, unsuited
-        if out.suits and not least:
-            break
-    return out
+            found = sizes_of_shapes(stored, checker.library, call, checker.given.config, known)
+        except UcplError as error:
+            message = error.diagnostics[0].message
+            return dict.fromkeys([n for n in self.sizes.open if f"`{n}`" in message] or self.sizes.open, message)
+        return {name: "" for name in self.sizes.open if name not in found or found[name][0] != sizes[name]}
+
+
+def _options(names: Sequence[str]) -> str:
+    return " ".join(f"-D {name}=..." for name in names)
 
 
 def _under_conditions(library: Library, node: nodes.Layout, absent: Sequence[str]) -> dict[str, tuple[int, str]]:

@@ -1,14 +1,14 @@
 """Small random sizes for a model with open or very large dims.
 
-A dim that depends on an absent config, or that is large, gets a drawn size; dims that are computed from others stay computed.
-Drawn sizes satisfy the ranges of the text: with `w : l[2..]` or `n[..24]`, l is above 2 and n is at least 24. A dim that is cut
-into sizes given as numbers, or that a list of layers indexes, keeps its size.
+A dim that depends on an absent config, that has no size in the text, or that is large, gets a drawn size; dims that are
+computed from others stay computed. Drawn sizes satisfy the ranges of the text: with `w : l[2..]` or `n[..24]`, l is above 2 and
+n is at least 24. A dim that is cut into sizes given as numbers, or that a list of layers indexes, keeps its size.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from attrs import field
 
@@ -35,6 +35,8 @@ class Sizes:
     others: tuple[str, ...]  # have a size from a number or a config
     least: dict[str, int] = field(factory=dict)  # bounds from the texts
     kept: frozenset[str] = frozenset()
+    open: tuple[str, ...] = ()  # have no size in the texts: a checkpoint's shapes give it, or -D
+    exact: dict[str, int] = field(factory=dict)  # sizes of open dims that a list of the texts determines
 
     @classmethod
     def of(
@@ -55,7 +57,9 @@ class Sizes:
         missing = [b.name for b in bindings if absent(b.value, config) and b.by is None]
         missing += [b.name for b in (*lets, *numbers) if b.name not in given and _is_number(b.value, config)]
         said = [b for b in bindings if b.name not in missing and b.name not in kept and _is_said(b.value)]
-        return cls(tuple(dict.fromkeys(missing)), tuple(b.name for b in said), least, kept)
+        of_tensors = _open_dims(model, layouts, {*given, *(b.name for b in lets)})
+        exact = _exact(model, *layouts) if of_tensors else {}
+        return cls(tuple(dict.fromkeys(missing)), tuple(b.name for b in said), least, kept, of_tensors, exact)
 
     def draw(
         self, chance: random.Random, model: nodes.Model, given: Mapping[str, Value], config: Config
@@ -64,7 +68,7 @@ class Sizes:
 
         If the model has too many elements for `roundtrip`, the largest other dims are drawn, too.
         """
-        out = {name: self.one(name, chance) for name in self.missing}
+        out = {name: self.one(name, chance) for name in (*self.missing, *self.open)}
         layout = probed(model, {**given, **out}, config)
         left = [n for n in self.others if layout is not None and layout.sizes.get(n, 0) > LARGE]
         while left and layout is not None and sum(t.numel for t in layout.tensors.values()) > ELEMENTS_MAX:
@@ -80,6 +84,8 @@ class Sizes:
 
         A width must be divisible by the heads of a config.
         """
+        if name in self.exact:
+            return self.exact[name]
         least = self.least.get(name, 0)
         pool = (*POOL, *(n for n in range(LARGE + 1, min(was, DIVISOR_MAX) + 1) if was % n == 0))
         return chance.choice([n for n in pool if n >= least] or [-(-least // 12) * 12, least])
@@ -133,6 +139,38 @@ def _is_said(expr: nodes.Expr) -> bool:
     """True for a number or a config's value, false for computed dims."""
     names = [n.path for n in walk(expr) if isinstance(n, nodes.Name)]
     return isinstance(expr, nodes.Number) or bool(names and all(n.startswith("config.") for n in names))
+
+
+def _open_dims(model: nodes.Model, layouts: Sequence[nodes.Layout], known: Collection[str]) -> tuple[str, ...]:
+    """Dims of tensors that no statement gives a size.
+
+    A digit of an `index` gets its size from the others.
+    """
+    statements = [*model.items, *(item for layout in layouts for item in layout.items)]
+    said = {b.name for s in statements if isinstance(s, nodes.Let | nodes.Dims) for b in s.bindings}
+    said |= {p.name for layout in layouts for p in layout.parameters}
+    for rule in statements:
+        if isinstance(rule, nodes.Index):
+            said |= {d.name for d in walk(rule.axis) if isinstance(d, nodes.Dim) and d.name != rule.name}
+    named = (d.name for t in model.items if isinstance(t, nodes.Tensor) for d in t.dims if d.name is not None)
+    return tuple(name for name in dict.fromkeys(named) if name not in said and name not in known)
+
+
+def _exact(*roots: nodes.Model | nodes.Layout) -> dict[str, int]:
+    """Sizes of dims that lists of the texts determine.
+
+    The lists are sizes by another dim, and sizes of a cut's pieces.
+    """
+    found: dict[str, int] = {}
+    for node in walk(*roots):
+        match node:
+            case nodes.Binding(value=nodes.List(items=items), by=str(name)):
+                found[name] = len(items)
+            case nodes.Cut(axis=nodes.Dim(name=name, range=None), splits=(nodes.Split(sizes=sizes),)):
+                given = [size.value for size in sizes if isinstance(size, nodes.Number)]
+                if given and len(given) == len(sizes):
+                    found[name] = sum(given)
+    return found
 
 
 def _bounds(*roots: nodes.Model | nodes.Layout) -> tuple[dict[str, int], frozenset[str]]:

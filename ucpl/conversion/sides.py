@@ -87,6 +87,9 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
     `partition` distribute the layers of a pipeline, or, with `tied`, of tensors with a pipeline's names (inference/layered).
     `ep` distributes experts.
     """
+    from ucpl.inference.sizes import with_sizes
+
+    one = Called(with_sizes(one.library, one.layout.of, source.found), one.call)
     model = given.model or source.model
     own = _own_model(one, source, given)
     changes = _changes(source, given, own)
@@ -107,11 +110,7 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
     )
     given = wished(one, source, given)
     one, notes = for_loader(one, source, given)
-    if source.found:
-        from ucpl.inference.sizes import with_sizes
-
-        one = Called(with_sizes(one.library, one.layout.of, source.found), one.call)
-        notes = (*notes, *_notes_of(source.found))
+    notes = (*notes, *_notes_of(source.found))
     own = given.model if one.is_of_any else one.model(given)
     if own is not None and given.fill:
         from ucpl.conversion.filling import with_fills

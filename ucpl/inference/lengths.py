@@ -10,6 +10,7 @@ from math import prod
 from ucpl.errors import UcplError
 from ucpl.language import nodes
 from ucpl.language.walk import walk
+from ucpl.layout.arithmetic import NotWhole
 from ucpl.layout.scope import Scope
 from ucpl.records import frozen
 
@@ -39,11 +40,12 @@ class Length:
 
 
 def number(scope: Scope, expr: nodes.Expr) -> int | None:
-    """The value of an expression, or None if it is unknown."""
+    """The value of an expression, or None if it is unknown or a list."""
     try:
         return scope.integer(expr)
     except UcplError as error:
-        if error.diagnostics[0].code in _UNKNOWN:
+        found = error.diagnostics[0]
+        if found.code in _UNKNOWN or (isinstance(found.about, NotWhole) and isinstance(found.about.value, list)):
             return None
         raise
 

@@ -9,7 +9,7 @@ template (`layers.{l}.weight`) give the number of indices. Every value is printe
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from attrs import evolve, field
@@ -44,6 +44,18 @@ def sizes_from(
 
     Raises: UcplError E163 if two tensors disagree.
     """
+    stored = [("/".join(map(str, key)), e.shape) for (_, key), e in checkpoint.extents.items()]
+    return sizes_of_shapes(stored, library, call, config, given)
+
+
+def sizes_of_shapes(
+    stored: Sequence[tuple[str, tuple[int, ...]]],
+    library: Library,
+    call: nodes.Call,
+    config: Mapping[str, Json] | None = None,
+    given: Mapping[str, Value] | None = None,
+) -> Found:
+    """As `sizes_from`, of keys with shapes, each as often as it is stored."""
     layout = library.layout(call.name).node
     assert isinstance(layout, nodes.Layout)
     if layout.of == "any":
@@ -68,7 +80,6 @@ def sizes_from(
         if name not in scope.given and default is not None:
             scope.given[name] = scope.evaluate(default)
     entries = [i for one in chain for i in one.items if isinstance(i, nodes.Entry) and i.shape is not None]
-    stored = [("/".join(map(str, key)), e.shape) for (_, key), e in checkpoint.extents.items()]
     learner = _Learner(open_names, scope)
     for _ in range(_ROUNDS):
         before = len(learner.found)
@@ -90,7 +101,7 @@ class _Learner:
     found: Found = field(factory=dict)
     ranges: dict[str, tuple[range, str, nodes.Entry]] = field(factory=dict)  # between which sizes an open dim is
 
-    def learn(self, entry: nodes.Entry, stored: list[tuple[str, tuple[int, ...]]]) -> None:
+    def learn(self, entry: nodes.Entry, stored: Sequence[tuple[str, tuple[int, ...]]]) -> None:
         text = next((c.args[0] for c in entry.clauses if c.word == "as"), None)
         if text is None:
             return

@@ -17,9 +17,9 @@ from ucpl.layout.globs import Globs, literals
 from ucpl.layout.indices import Indices, chosen
 from ucpl.layout.layout import LogicalState, LogicalTensor
 from ucpl.layout.name_remedies import for_name, nearest
-from ucpl.layout.remedies import for_extent, for_rest, for_tensor
+from ucpl.layout.remedies import CONFIG_KEYS, for_extent, for_open_dim, for_rest, for_tensor
 from ucpl.layout.scales import with_scalings
-from ucpl.layout.scope import Scope, at
+from ucpl.layout.scope import Scope, UnknownNumber, at
 from ucpl.records import frozen
 
 __all__ = [
@@ -116,13 +116,14 @@ def _dimension(item: nodes.Tensor, position: int, scope: Scope, items: Sequence[
     dim = item.dims[position]
     if dim.name is not None:
         if not scope.knows(dim.name):
-            known = {i.path for i in items if isinstance(i, nodes.Tensor)}
-            remedy = for_extent(item, position, scope.names(), _open_dims(items, scope), known)
+            _reject_no_dims(items, scope)
             fail(
                 "E101",
                 f"`{item.path}` has a dim `{dim.name}` that has no size",
                 at(dim.span, "named here"),
-                remedy=remedy,
+                remedy=_no_dim(item, position, items)
+                or for_open_dim(dim.name, scope.names(), _open_dims(items, scope)),
+                about=UnknownNumber(dim.name),
             )
         try:
             return dim.name, scope.size(dim.name, dim.span)
@@ -135,6 +136,25 @@ def _dimension(item: nodes.Tensor, position: int, scope: Scope, items: Sequence[
     name = f"{item.path}#{position}"
     scope.given[name] = size = dim.size or 0
     return name, size
+
+
+def _no_dim(item: nodes.Tensor, position: int, items: Sequence[nodes.ModelItem]) -> str:
+    return for_extent(item, position, {i.path for i in items if isinstance(i, nodes.Tensor)})
+
+
+def _reject_no_dims(items: Sequence[nodes.ModelItem], scope: Scope) -> None:
+    """Report a word among the dims that is probably none.
+
+    A key of a config may be a dim without a size. Raises: UcplError E101.
+    """
+    for item in items:
+        for position, dim in enumerate(item.dims if isinstance(item, nodes.Tensor) and scope.holds(item.when) else ()):
+            if dim.name is None or dim.name in CONFIG_KEYS or scope.knows(dim.name):
+                continue
+            assert isinstance(item, nodes.Tensor)
+            if remedy := _no_dim(item, position, items):
+                message = f"`{item.path}` has a dim `{dim.name}` that has no size"
+                fail("E101", message, at(dim.span, "named here"), remedy=remedy)
 
 
 def check_sizes(items: Sequence[nodes.ModelItem], rules: Iterable[nodes.Record], scope: Scope) -> None:

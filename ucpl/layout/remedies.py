@@ -21,6 +21,7 @@ __all__ = [
     "for_dim",
     "for_extent",
     "for_hole",
+    "for_open_dim",
     "for_parts",
     "for_rest",
     "for_tensor",
@@ -192,12 +193,10 @@ def _renamed(node: nodes.Record, name: str, close: str) -> nodes.Record | None:
     return evolve(node, name=close) if isinstance(node, nodes.Dim) and node.name == name else None
 
 
-def for_extent(
-    item: nodes.Tensor, position: int, names: Iterable[str], left: Sequence[str] = (), tensors: Collection[str] = ()
-) -> str:
-    """Remedy for a dim without a size in a model's tensor.
+def for_extent(item: nodes.Tensor, position: int, tensors: Collection[str] = ()) -> str:
+    """Remedy for a word among a tensor's dims that is probably none.
 
-    `left`: all of the model that have none.
+    Empty if it may be one.
     """
     from ucpl.language.habits import foreign, words
 
@@ -228,14 +227,22 @@ def for_extent(
         return _with_line("write `is buffer`", evolve(bare, kind="buffer"))
     if name in ("x", "by", "times") and bare.dims:
         return _with_line("dims stand side by side, with a space between them", bare)
+    return ""
+
+
+def for_open_dim(name: str, names: Iterable[str], left: Sequence[str]) -> str:
+    """Remedy for a dim without a size.
+
+    `left`: all of the model that have none.
+    """
     given = " ".join(f"-D {one}=..." for one in left or (name,))
     others = [f"`{one}`" for one in left if one != name]
     too = f"; {', '.join(others)} {'has' if len(others) == 1 else 'have'} none either" if others else ""
     return for_name(
         name,
         names,
-        f"give it a size: `dim {name} = ...` in the model, or {given} on the command line{too}. Without them nothing is"
-        " checked; when a checkpoint is converted, its shapes give them",
+        f"give it a size: `dim {name} = ...` in the model, or {given} on the command line{too}. When a checkpoint is"
+        " converted, its shapes give them",
     )
 
 

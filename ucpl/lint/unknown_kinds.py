@@ -1,39 +1,69 @@
 """Lists of kinds, `let kinds = ["mamba", "attention"]`, and wrong uses of them.
 
-The faults: words that are in no list, and lists of another length than their dim. Only lists of the text itself are
-checked; a config's are not.
+The faults: words that are in no list, and lists of another length than their dim. The words of a given config's lists are
+checked, too. A spec may be of several configs, so a word that such a list lacks is a fault only if the list has another word
+that the text never asks for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from ucpl.language import nodes, print_expr
 from ucpl.language.walk import walk
 from ucpl.layout.name_remedies import nearest
+from ucpl.records import frozen
+from ucpl.texts import Json
 
 __all__ = ["unknown_kinds"]
 
 Numbers = dict[str, nodes.Expr]
 
 
-def unknown_kinds(file: nodes.File) -> Iterator[str]:
+def unknown_kinds(file: nodes.File, config: Mapping[str, Json] | None = None) -> Iterator[str]:
     """Remarks on `where(list, word)`, each with its line."""
     top = _bound(s for s in file.statements if isinstance(s, nodes.Let))
+    words = frozenset(node.value for node in walk(*file.statements) if isinstance(node, nodes.Text))
     for statement in file.statements:
         match statement:
             case nodes.Let():
-                yield from _asked(statement, top)
+                yield from _asked(statement, _Known(top, config or {}, words))
             case nodes.Model(items=items, name=name, parameters=parameters):
                 given = {p.name: p.default for p in parameters if p.default is not None}
-                known = {**top, **given, **_bound(i for i in items if isinstance(i, nodes.Let | nodes.Dims))}
+                inside = _bound(i for i in items if isinstance(i, nodes.Let | nodes.Dims))
+                known = _Known({**top, **given, **inside}, config or {}, words)
                 for item in items:
                     yield from (f"{name}: {text}" for text in _asked(item, known))
                     if isinstance(item, nodes.Tensor):
-                        yield from (f"{name}: {text}" for text in _shorter(item, known))
+                        yield from (f"{name}: {text}" for text in _shorter(item, known.numbers))
 
 
-def _bound(items: Iterator[nodes.Let | nodes.Dims]) -> Numbers:
+@frozen
+class _Known:
+    """Names with values, and the words of the text."""
+
+    numbers: Numbers
+    config: Mapping[str, Json]
+    words: frozenset[str]
+
+    def of_config(self, expr: nodes.Expr) -> tuple[str, list[str | int]] | None:
+        """The name and the values of a list of the config.
+
+        Only of one with words that the text lacks.
+        """
+        while isinstance(expr, nodes.Name) and expr.path in self.numbers:
+            expr = self.numbers[expr.path]
+        if not isinstance(expr, nodes.Name) or not expr.path.startswith("config."):
+            return None
+        value: object = self.config
+        for step in expr.path.split(".")[1:]:
+            value = value.get(step) if isinstance(value, Mapping) else None
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            return None
+        return (expr.path, value) if set(value) - self.words else None
+
+
+def _bound(items: Iterable[nodes.Let | nodes.Dims]) -> Numbers:
     return {b.name: b.value for item in items for b in item.bindings}
 
 
@@ -47,12 +77,12 @@ def _listed(expr: nodes.Expr, known: Numbers) -> tuple[str, list[str | int]] | N
     return (name, values) if len(values) == len(value.items) else None
 
 
-def _asked(item: nodes.Record, known: Numbers) -> Iterator[str]:
+def _asked(item: nodes.Record, known: _Known) -> Iterator[str]:
     """Words that a list lacks, and lists of numbers."""
     for node in walk(item):
         if not isinstance(node, nodes.Function) or node.name != "where" or not node.args:
             continue
-        listed = _listed(node.args[0], known)
+        listed = _listed(node.args[0], known.numbers) or known.of_config(node.args[0])
         if listed is None:
             continue
         name, values = listed
@@ -60,7 +90,7 @@ def _asked(item: nodes.Record, known: Numbers) -> Iterator[str]:
         words = list(dict.fromkeys(v for v in values if isinstance(v, str)))
         match node.args[1:]:
             case (nodes.Text(value=word),) if word not in values:
-                alike = next((w for w in words if w[:3] == word[:3]), words[0] if words else "")
+                alike = next((w for w in words if word in w or w[:3] == word[:3]), words[0] if words else "")
                 meant = nearest(word, words) or alike
                 has = ", ".join(words) or "numbers"
                 yield (
