@@ -7,6 +7,7 @@ fails.
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,33 @@ def test_there_and_back_gives_the_same_logits_bit_for_bit(name: str, tmp_path: P
     ours, theirs = model.state_dict(), again.state_dict()
     assert set(ours) == set(theirs) and all(torch.equal(ours[n], theirs[n]) for n in ours)
     assert torch.equal(logits(model), logits(again))
+
+
+@pytest.mark.parametrize("cuts", [1, 2])
+def test_pickled_weights_in_bf16_compute_as_the_class_in_bf16(cuts: int, tmp_path: Path) -> None:
+    import json
+
+    model = made("llama", tmp_path / "hf")
+    here = tmp_path / "bin"
+    here.mkdir()
+    shutil.copy(tmp_path / "hf" / "config.json", here)
+    tensors = model.state_dict()
+    files = (
+        ["pytorch_model.bin"] if cuts == 1 else [f"pytorch_model-{n + 1:05d}-of-{cuts:05d}.bin" for n in range(cuts)]
+    )
+    for n, file in enumerate(files):
+        torch.save({name: tensors[name] for name in list(tensors)[n::cuts]}, here / file)
+    if cuts > 1:
+        where = {name: files[i % cuts] for i, name in enumerate(tensors)}
+        (here / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    assert torch.equal(logits(loaded(here)), logits(model)), "transformers reads the folder itself"
+    ucpl.convert(here, tmp_path / "same", "safetensors()")
+    assert torch.equal(logits(loaded(tmp_path / "same")), logits(model))
+    ucpl.convert(here, tmp_path / "half", 'safetensors(dtype="bf16")')
+    half, told = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "half", output_loading_info=True)
+    assert half.dtype == torch.bfloat16 and not any(told[k] for k in ("missing_keys", "unexpected_keys"))
+    cast = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.bfloat16)
+    assert torch.equal(logits(half.eval()), logits(cast.eval()))
 
 
 def test_one_weight_changed_on_the_way_is_seen(tmp_path: Path) -> None:

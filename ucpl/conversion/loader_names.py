@@ -166,7 +166,8 @@ def _called(one: Called, found: _Names) -> Called:
     from ucpl.layout import load
 
     labels = {file: "weights" if n == 0 else f"more{n}" for n, file in enumerate(found.files)}
-    lines = ["ucpl 1", 'layout named(shard = "5GB") of any {', "  framework huggingface(shard = shard)"]
+    lines = ["ucpl 1", 'layout named(shard = "5GB", dtype = "") of any {']
+    lines += ["  framework huggingface(shard = shard, dtype = dtype)"]
     lines += [f"  file {label} = safetensors {quote(file)}" for file, label in labels.items()]
     lines += ["  group * = model"]
     for file, members in found.files.items():

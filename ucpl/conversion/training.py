@@ -42,6 +42,8 @@ __all__ = [
 ]
 
 _FLAGS = {"bf16": "bf16", "fp16": "f16"}  # a setting -> the dtype of weights if it is 1
+_DTYPE = "dtype"  # the setting of a target of weights alone
+_WORDS = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "fp16": "f16", "fp32": "f32"}  # of other tools
 _WHOLE = "f32"
 _TRAINED_IN = ("f32", "bf16", "f16")
 _MASTER = "fp32"
@@ -99,6 +101,8 @@ def change_of(source: Side, layout: Layout) -> Change | None:
     if sum(stated.values()) > 1:
         fail("E188", f"`{layout.call}` is for bf16 and for fp16 training", _place(layout, "bf16"))
     now, was = _dtype(stated), _trains_in(source)
+    if layout.settings.get(_DTYPE):
+        return Change(None, now)
     if was is None and now == _WHOLE and _given_as_zero(layout) is None:
         return None  # f32 by default, from weights without a training dtype
     if was is None and now == _of_dtypes(source):
@@ -255,6 +259,8 @@ def _told(source: Side, target: Side, change: Change, alone: dict[str, str]) -> 
     out = [
         f"training in {change.now}: the source trains in {change.was}" if change.was else f"training in {change.now}"
     ]
+    if target.layout.settings.get(_DTYPE):
+        out = [f"weights in {change.now}"]
     by_dtype: dict[str, list[str]] = {}
     for path, dtype in alone.items():
         by_dtype.setdefault(dtype, []).append(path)
@@ -304,8 +310,13 @@ def _of_dtypes(source: Side) -> str | None:
 def _flags(settings: Mapping[str, object]) -> dict[str, bool] | None:
     """bf16 and fp16 in the settings of a layout or checkpoint.
 
-    None: neither is set.
+    None: neither is set. Raises: UcplError E220 for a `dtype` of no training.
     """
+    if said := settings.get(_DTYPE):
+        now = _WORDS.get(str(said), str(said))
+        if now not in _TRAINED_IN:
+            fail("E220", f"`{said}` is no dtype of weights", Label("<call>", where=_DTYPE))
+        return {flag: dtype == now for flag, dtype in _FLAGS.items()}
     found = {flag: bool(settings[flag]) for flag in _FLAGS if flag in settings}
     return {flag: found.get(flag, False) for flag in _FLAGS} if found else None
 

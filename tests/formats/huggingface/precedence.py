@@ -12,22 +12,28 @@ from safetensors.torch import save_file
 INDEX = "model.safetensors.index.json"
 FP16 = "model.fp16.safetensors.index.json"
 Value = float | dict[str, float]
+PICKLES = "pytorch_model.bin.index.json"
+P_ONE, P_TWO = "pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
-# case: ({file: value of its tensors}, transformers' value, ucpl's value or its code, further keys of config.json)
+# case: ({file: value of its tensors}, transformers' value, ucpl's value, further keys of config.json)
 # The value of an index is a pair: {shard: value}; all but the last shard hold half of the tensors, and the last one the rest.
 # `first`: the value of the first tensor alone.
-CASES: dict[str, tuple[dict[str, Value], float, float | str, dict[str, object]]] = {
+CASES: dict[str, tuple[dict[str, Value], float, float, dict[str, object]]] = {
     "single before index": ({"model.safetensors": 2.0, INDEX: {ONE: 1.0, TWO: 1.0}}, 2.0, 2.0, {}),
     "single before pickle": ({"model.safetensors": 2.0, "pytorch_model.bin": 5.0}, 2.0, 2.0, {}),
     "index before pickle": ({INDEX: {ONE: 1.0, TWO: 1.0}, "pytorch_model.bin": 5.0}, 1.0, 1.0, {}),
     "variant beside": ({"model.fp16.safetensors": 3.0, "model.safetensors": 2.0}, 2.0, 2.0, {}),
     "index of a variant": ({FP16: {"model.fp16-00001-of-00001.safetensors": 3.0}, "model.safetensors": 2.0}, 2.0, 2.0, {}),
     "index of a variant and pickle": (
-        {FP16: {"model.fp16-00001-of-00001.safetensors": 3.0}, "pytorch_model.bin": 5.0}, 5.0, "E389", {},
+        {FP16: {"model.fp16-00001-of-00001.safetensors": 3.0}, "pytorch_model.bin": 5.0}, 5.0, 5.0, {},
     ),
-    "another name and pickle": ({"consolidated.safetensors": 3.0, "pytorch_model.bin": 5.0}, 5.0, "E389", {}),
-    "adapter and pickle": ({"adapter_model.safetensors": 3.0, "pytorch_model.bin": 5.0}, 5.0, "E389", {}),
+    "another name and pickle": ({"consolidated.safetensors": 3.0, "pytorch_model.bin": 5.0}, 5.0, 5.0, {}),
+    "adapter and pickle": ({"adapter_model.safetensors": 3.0, "pytorch_model.bin": 5.0}, 5.0, 5.0, {}),
+    "pickle before its index": ({"pytorch_model.bin": 5.0, PICKLES: {P_ONE: 1.0, P_TWO: 1.0}}, 5.0, 5.0, {}),
+    "index of pickles and another name": (
+        {"consolidated.safetensors": 3.0, PICKLES: {P_ONE: 1.0, P_TWO: 1.0}}, 1.0, 1.0, {},
+    ),
     "another name and index": ({"consolidated.safetensors": 3.0, INDEX: {ONE: 1.0, TWO: 1.0}}, 1.0, 1.0, {}),
     "another name and single": ({"consolidated.safetensors": 3.0, "model.safetensors": 1.0}, 1.0, 1.0, {}),
     "explicit file": (
@@ -51,11 +57,16 @@ def folder(path: Path, tensors: dict[str, torch.Tensor], config: dict[str, objec
     for name, value in files.items():
         if isinstance(value, dict):
             sharded(path, tensors, name, value)
-        elif name.endswith(".bin"):
-            torch.save({k: torch.full_like(t, value) for k, t in tensors.items()}, path / name)
         else:
-            save_file({k: torch.full_like(t, value) for k, t in tensors.items()}, path / name, {"format": "pt"})
+            saved({k: torch.full_like(t, value) for k, t in tensors.items()}, path / name)
     return path
+
+
+def saved(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    if path.suffix == ".bin":
+        torch.save(tensors, path)
+    else:
+        save_file(tensors, path, {"format": "pt"})
 
 
 def sharded(path: Path, tensors: dict[str, torch.Tensor], index: str, shards: dict[str, float]) -> None:
@@ -63,7 +74,7 @@ def sharded(path: Path, tensors: dict[str, torch.Tensor], index: str, shards: di
     where: dict[str, str] = {}
     for i, (file, value) in enumerate(shards.items()):
         part = names[i::count]
-        save_file({k: torch.full_like(tensors[k], value) for k in part}, path / file, {"format": "pt"})
+        saved({k: torch.full_like(tensors[k], value) for k in part}, path / file)
         where |= dict.fromkeys(part, file)
     total = sum(t.numel() * t.element_size() for t in tensors.values())
     (path / index).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": where}))

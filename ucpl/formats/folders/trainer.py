@@ -64,8 +64,11 @@ MODEL = (
     CompanionRule("vocab.*", "carry", "the tokenizer's", of_model=True),
     CompanionRule("merges.txt", "carry", "the tokenizer's", of_model=True),
     CompanionRule("*.model", "carry", "the tokenizer's", of_model=True),
+    CompanionRule("*.spm", "carry", "the tokenizer's", of_model=True),
+    CompanionRule("*.tiktoken", "carry", "the tokenizer's", of_model=True),
     CompanionRule("chat_template*", "carry", "the tokenizer's", of_model=True),
     CompanionRule("*processor_config.json", "carry", "the processor's", of_model=True),
+    CompanionRule("*.py", "carry", "the model's code", of_model=True),
 )
 
 TRAINER = Kind(

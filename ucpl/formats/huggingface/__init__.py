@@ -28,7 +28,7 @@ class HuggingFaceFormat(Format):
         ("huggingface", _LAYOUTS),
         ("transformers", _LAYOUTS),
     )
-    settings = ("shard",)
+    settings = ("shard", "dtype")
     forms = ("safetensors",)
     kept_values = frozenset(("huggingface_files",))
     has_model_files = True

@@ -21,6 +21,7 @@ __all__ = ["ADAPTER", "rewritten", "written"]
 ADAPTER = "adapter_model.safetensors"
 CONFIG, OF_ADAPTER = "config.json", "adapter_config.json"
 _SCALES = ("_scale_inv", "_scales")  # scales of quantised weights that transformers reads: fp8, mxfp4
+_DTYPE = ("dtype", "torch_dtype")  # of transformers from 4.56 on, and before
 _DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
 
 
@@ -93,19 +94,23 @@ def _without_file(value: dict[str, Json]) -> Iterable[str]:
 
 
 def _with_dtype(value: dict[str, Json], source: Checkpoint | None, targets: Sequence[StoredTensor]) -> Iterable[str]:
-    """Set the dtype of most weights.
+    """Set the dtype of most weights, also in configs of parts.
 
     A folder that keeps its dtype keeps its config's value.
     """
-    key = next((k for k in ("dtype", "torch_dtype") if k in value), None)
     now = _most((t.dtype, t.numel) for t in targets)
-    if key is None or now is None or value[key] in (_DTYPES[now], None):
+    was = _most((t.dtype, prod(t.shape)) for t in source.state.tensors) if source is not None else None
+    if now is None or (source is not None and source.format == "huggingface" and was == now):
         return
-    if source is not None and source.format == "huggingface":
-        if _most((t.dtype, prod(t.shape)) for t in source.state.tensors) == now:
-            return
-    yield f"config.json: {key} = {value[key]} becomes {_DTYPES[now]}"
-    value[key] = _DTYPES[now]
+    owners = [(f"{name}.", one) for name, one in value.items() if name.endswith("_config") and isinstance(one, dict)]
+    there = [
+        (lead, owner, key) for lead, owner in (("", value), *owners) for key in _DTYPE if owner.get(key) is not None
+    ]
+    said = next((owner[key] for lead, owner, key in there if not lead), None)
+    for lead, owner, key in there:
+        if owner[key] != _DTYPES[now] and (not lead or owner[key] == said):
+            yield f"config.json: {lead}{key} = {owner[key]} becomes {_DTYPES[now]}"
+            owner[key] = _DTYPES[now]
 
 
 def _most(sizes: Iterable[tuple[str, int]]) -> str | None:

@@ -11,18 +11,21 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import NoReturn
 
 from ucpl.errors import Label, fail
 from ucpl.files.model_texts import config_at
 from ucpl.records import frozen
 
-__all__ = ["INDEX", "SHARD", "ChosenFile", "Loader", "chosen"]
+__all__ = ["INDEX", "PICKLE", "SHARD", "ChosenFile", "Loader", "chosen", "twin_of"]
 
 INDEX = ".safetensors.index.json"
-SHARD = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5,})-of-(?P<count>[0-9]{5,})\.safetensors")
+INDEX_OF_ANY = ".index.json"
+SHARD = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5,})-of-(?P<count>[0-9]{5,})\.(?P<form>safetensors|bin)")
+# Files of weights of torch.save. Other files of this end are an optimizer's or a run's.
+PICKLE = re.compile(
+    r"(?:pytorch_model|adapter_model|diffusion_pytorch_model)(?:\.[A-Za-z0-9_]+)?(?:-[0-9]{5,}-of-[0-9]{5,})?\.bin"
+)
 EXPLICIT = "transformers_weights"  # the key of config.json that names the file of weights
-_PICKLES = (".bin", ".bin.index.json")
 
 
 @frozen
@@ -55,14 +58,21 @@ class ChosenFile:
 
     @property
     def is_index(self) -> bool:
-        return self.file.endswith(INDEX)
+        return self.file.endswith(INDEX_OF_ANY)
+
+
+def twin_of(file: str) -> str:
+    """The name of the same weights as a file of torch.save; "" if there is none."""
+    stem = file.removesuffix(".safetensors")
+    twin = f"{'pytorch_model' if stem == 'model' else stem}.bin"
+    return twin if stem != file and PICKLE.fullmatch(twin) else ""
 
 
 def chosen(path: Path, names: Sequence[str]) -> ChosenFile | None:
     """The weights that the folder's own loader takes, or None.
 
     None: no loader looks for any of these names by default. names: everything in the folder that could be weights.
-    Raises: UcplError E384, E389.
+    Raises: UcplError E384.
     """
     if (said := _explicit(path)) is not None:
         others = [name for loader in LOADERS for name in loader.files if name in names and name != said]
@@ -74,8 +84,6 @@ def chosen(path: Path, names: Sequence[str]) -> ChosenFile | None:
         if not found:
             continue
         first, *others = found
-        if first.endswith(_PICKLES):
-            _reject_pickle(path, loader, first, there)
         return ChosenFile(first, tuple(f"{name} is not read: {loader.name} takes {first} first" for name in others))
     return None
 
@@ -95,18 +103,3 @@ def _explicit(path: Path) -> str | None:
             Label(str(path / "config.json"), where=EXPLICIT),
         )
     return said
-
-
-def _reject_pickle(path: Path, loader: Loader, first: str, there: Sequence[str]) -> NoReturn:
-    """Reject a folder whose loader takes a pickle despite .safetensors files.
-
-    These files have other names. Raises: UcplError E389.
-    """
-    others = [name for name in there if name.endswith(".safetensors")]
-    fail(
-        "E389",
-        f"{loader.name} takes {first} of this folder, and none of its .safetensors files: {', '.join(others[:4])}"
-        + (f" and {len(others) - 4} more" if len(others) > 4 else ""),
-        Label(str(path / first), "is loaded"),
-        *(Label(str(path / name), "has another name") for name in others[:1]),
-    )

@@ -1,12 +1,12 @@
-"""Hugging Face folders: config.json, and weights in safetensors files.
+"""Hugging Face folders: config.json, and weights in safetensors files or in pickles.
 
-Weights are in model.safetensors, or in shards with an index. A layout names one file, `model.safetensors`; an option of
-this store cuts it into shards (`shard = "5GB"`), by sizes, at layout time. Tensors of all shards are found under that
-one name. If a spec names other files (`adapter_model.safetensors`, `unet/diffusion_pytorch_model.safetensors`), these
-are read and written, each with the index of its own name. Without a spec the weights of a folder, whatever their name,
-are found as `model.safetensors`.
+Weights are in model.safetensors or pytorch_model.bin, or in shards with an index. A layout names one file,
+`model.safetensors`; an option of this store cuts it into shards (`shard = "5GB"`), by sizes, at layout time. Tensors of
+all shards are found under that one name, and so are those of pytorch_model.bin. If a spec names other files
+(`adapter_model.safetensors`, `unet/diffusion_pytorch_model.safetensors`), these are read and written, each with the index
+of its own name. Without a spec the weights of a folder, whatever their name, are found as `model.safetensors`.
 
-Not here: the meaning of tensors, pytorch_model.bin, and the cut into shards (huggingface_writing).
+Not here: the meaning of tensors, the files themselves (weight_files), and the cut into shards (writing).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ucpl.files.checkpoint import Checkpoint, Skeleton
 from ucpl.files.header_watch import watched
 from ucpl.files.model_texts import TEXT_BYTES_MAX, TEXTS, carried_texts, config_of, read_texts, version_of
 from ucpl.files.read_ahead import ahead
-from ucpl.files.safetensors_files import ALIASES, SafetensorsFile, read_safetensors_file
 from ucpl.files.texts import check_inside, is_inside, names_like, read_small
 from ucpl.files.unknown import unknown_keys
 from ucpl.formats.huggingface.demands import DEMANDS
-from ucpl.formats.huggingface.precedence import INDEX, SHARD, chosen
+from ucpl.formats.huggingface.precedence import INDEX, INDEX_OF_ANY, PICKLE, SHARD, chosen, twin_of
+from ucpl.formats.huggingface.weight_files import WeightsFile, read_weights
 from ucpl.formats.huggingface.writing import EMPTY, Shards
 from ucpl.records import define
 
@@ -46,13 +46,13 @@ class HuggingFace:
     demands = DEMANDS
 
     def recognises(self, path: Path) -> bool:
-        """Test for a .safetensors file, or a folder with such files.
+        """Test for a .safetensors file, or a folder with files of weights.
 
         Files of the folder are complete ones or shards.
         """
         if path.is_file():
             return path.suffix == ".safetensors"
-        return path.is_dir() and bool(names_like(path, ".safetensors") or names_like(path, INDEX))
+        return path.is_dir() and bool(names_like(path, INDEX) or _weights_in(os.listdir(path)))
 
     @watched
     def open(self, path: Path) -> Checkpoint:
@@ -110,7 +110,7 @@ class _Folder:
         if path.is_file():
             return cls(path.parent, [path.name], None)
         everything = sorted(os.listdir(path))
-        named = [name for name in everything if name.endswith(".safetensors")]
+        named = _weights_in(everything)
         here = [name for name in named if (path / name).is_file()]
         choice = chosen(path, everything)
         if choice is not None:
@@ -121,6 +121,8 @@ class _Folder:
             made.not_read += [NotRead(name, f"it is not part of {choice.file}") for name in rest]
             return made
         indexes = [name for name in everything if name.endswith(INDEX)]
+        if pickled := [name for name in here if PICKLE.fullmatch(name)]:
+            here = [name for name in here if name not in pickled] or pickled
         if len(indexes) > 1:
             fail("E384", f"{path} has {len(indexes)} indexes", Label(str(path), where=", ".join(indexes)))
         if indexes:
@@ -131,12 +133,14 @@ class _Folder:
             fail("E380", f"{path} has no weights: no .safetensors file is in it", Label(str(path)))
         if len(here) > 1 or SHARD.fullmatch(here[0]):
             cls._complete(path, here)
-        return cls(path, here, None)
+        made = cls(path, here, None)
+        made.not_read += [NotRead(name, f"{here[0]} is read") for name in pickled if name not in here]
+        return made
 
     @classmethod
     def _taken(cls, path: Path, file: str, here: list[str]) -> _Folder:
         """The folder of one file or index with a known name."""
-        if file.endswith(INDEX):
+        if file.endswith(INDEX_OF_ANY):
             return cls._indexed(path, file, here)
         if file not in here:
             _demand_plain(path / file)
@@ -150,11 +154,14 @@ class _Folder:
         Index, shards, or the file.
         """
         path = (root / file).parent
+        everything = sorted(os.listdir(path)) if path.is_dir() else []
         name = PurePosixPath(file).name
-        stem = name.removesuffix(".safetensors")
-        here = [n for n in names_like(path, ".safetensors") if (path / n).is_file()] if path.is_dir() else []
-        mine = [n for n in here if n == name or ((m := SHARD.fullmatch(n)) is not None and m["stem"] == stem)]
-        both = [n for n in (name, stem + INDEX) if (path / n).is_file()]
+        twin = twin_of(name)
+        if twin and not _of_name(name, everything) and _of_name(twin, everything):
+            name = twin
+        here = [n for n in _weights_in(everything) if (path / n).is_file()]
+        mine = [n for n in _of_name(name, everything) if n in here]
+        both = [n for n in (name, name + INDEX_OF_ANY) if (path / n).is_file()]
         choice = chosen(path, both) if len(both) == 2 else None
         if choice is not None:
             made = cls._taken(path, choice.file, mine)
@@ -166,7 +173,7 @@ class _Folder:
             made = cls(path, mine, None)
         else:
             _demand_plain(path / name)
-            there = sorted({SHARD.sub(r"\g<stem>.safetensors", n) for n in here})
+            there = sorted({SHARD.sub(r"\g<stem>.\g<form>", n) for n in here})
             fail(
                 "E380",
                 f"{file} is missing: the spec has tensors in it",
@@ -212,10 +219,10 @@ class _Folder:
             fail("E385", f"{index} lists no tensor", Label(str(where), where="weight_map"))
         names = sorted(set(weight_map.values()))
         for name in names:
-            if not is_inside(name) or not name.endswith(".safetensors"):
+            if not is_inside(name) or not _weights_in([PurePosixPath(name).name]):
                 fail(
                     "E385",
-                    f"{index} names {name[:200]!a}, which is no .safetensors file of the folder",
+                    f"{index} names {name[:200]!a}, which is no file of weights of the folder",
                     Label(str(where)),
                 )
             if name not in here and not ("/" in name and (path / name).is_file()):
@@ -239,6 +246,7 @@ class _Folder:
     def _without(path: Path, index: str, weight_map: dict[str, str], here: list[str]) -> str:
         """The remedy if files next to a stale index are complete."""
         sets: dict[tuple[str, str], list[str]] = {}
+        here = [name for name in here if name.endswith(index.removesuffix(INDEX_OF_ANY).rpartition(".")[2])]
         for name in here:
             if (match := SHARD.fullmatch(name)) is not None:
                 sets.setdefault((match["stem"], match["count"]), []).append(name)
@@ -246,7 +254,7 @@ class _Folder:
         complete += [[name] for name in here if SHARD.fullmatch(name) is None]
         for names in complete:
             try:
-                known = {tensor for name in names for tensor in read_safetensors_file(path, name).tensors}
+                known = {tensor for name in names for tensor in read_weights(path, name).tensors}
             except UcplError:
                 continue
             if known.issuperset(weight_map):
@@ -262,25 +270,25 @@ class _Folder:
         """Shards without an index: all of one set, none missing."""
         shards = [(name, SHARD.fullmatch(name)) for name in here]
         odd = [name for name, match in shards if match is None]
-        sets = {(match["stem"], match["count"]) for _, match in shards if match is not None}
+        sets = {(match["stem"], match["count"], match["form"]) for _, match in shards if match is not None}
         if odd or len(sets) != 1:
             fail(
                 "E384",
                 f"{path} has {len(here)} .safetensors files without an index that joins them",
                 Label(str(path), where=", ".join(here[:6]) + (", ..." if len(here) > 6 else "")),
             )
-        ((stem, count),) = sets
+        ((stem, count, form),) = sets
         for number in range(1, int(count) + 1):
-            name = f"{stem}-{number:0{len(count)}d}-of-{count}.safetensors"
+            name = f"{stem}-{number:0{len(count)}d}-of-{count}.{form}"
             if name not in here:
                 _demand_plain(path / name)
                 fail("E380", f"{name} is missing", Label(str(path / name), "not there"))
 
     def checkpoint(self, top: Path) -> Checkpoint:
-        ahead(self.root / self.names[0], [partial(read_safetensors_file, self.root, name) for name in self.names])
+        ahead(self.root / self.names[0], [partial(read_weights, self.root, name) for name in self.names])
         parts = [self.read(name) for name in self.names]
         self.gather(parts)
-        self.not_read += [one for part in parts for one in part.unread_metadata()]
+        self.not_read += [one for part in parts for one in part.unread]
         texts, more = read_texts(self.root) if top.is_dir() else ({}, [])
         self.not_read += more
         empty = {name: extent for name, extent in self.found.items() if extent.numel == 0}
@@ -313,7 +321,7 @@ class _Folder:
             not_read=tuple(self.not_read),
         )
 
-    def gather(self, parts: Sequence[SafetensorsFile]) -> None:
+    def gather(self, parts: Sequence[WeightsFile]) -> None:
         """Tensors and second names of all files, compared with the index.
 
         Raises: UcplError E381, E382.
@@ -323,7 +331,10 @@ class _Folder:
             for name, extent in part.tensors.items():
                 total += extent.numel * DTYPES[extent.dtype].itemsize
                 self.keep(name, extent)
+        seconds = {alias for part in parts for alias in part.aliases}
         for name, file in (self.weight_map or {}).items():
+            if name not in self.found and name in seconds:
+                continue
             if name not in self.found:
                 fail(
                     "E381",
@@ -336,14 +347,14 @@ class _Folder:
         if isinstance(self.stated_size, int) and self.stated_size != total:
             self.remarks.append(f"{self.index} states total_size {self.stated_size}, the shards hold {total} bytes")
         for part in parts:
-            self.aliases |= {alias: owner for alias, owner in part.aliases().items() if alias not in self.found}
-            other = [n for n in part.metadata or {} if n not in ("format", ALIASES) and n not in self.aliases]
+            self.aliases |= {alias: owner for alias, owner in part.aliases.items() if alias not in self.found}
+            other = [n for n in part.metadata if n not in self.aliases]
             if other:
                 self.told.append(f"__metadata__ of {part.file} is not read: {', '.join(map(ascii, sorted(other)[:6]))}")
 
-    def read(self, name: str) -> SafetensorsFile:
-        part = read_safetensors_file(self.root, name)
-        if any(word in (part.metadata or {}) for word in _NOT_OURS):
+    def read(self, name: str) -> WeightsFile:
+        part = read_weights(self.root, name)
+        if any(word in part.metadata for word in _NOT_OURS):
             fail(
                 "E386",
                 f"{name} holds pieces of tensors, as torch.distributed.checkpoint saves them",
@@ -368,6 +379,22 @@ class _Folder:
             at = f"{name} is in {other.file} and in {extent.file}{says}"
             self.told.append(f"{at}: {extent.file} is read, transformers takes the last file by name")
         self.found[name] = extent
+
+
+def _weights_in(names: Iterable[str]) -> list[str]:
+    """Names of files of weights: safetensors, and pickles that a loader takes."""
+    return sorted(name for name in names if name.endswith(".safetensors") or PICKLE.fullmatch(name))
+
+
+def _of_name(name: str, names: Iterable[str]) -> list[str]:
+    """A file, its index and its shards, among names."""
+    stem, _, form = name.rpartition(".")
+    own = (name, name + INDEX_OF_ANY)
+    return [
+        n
+        for n in names
+        if n in own or ((m := SHARD.fullmatch(n)) is not None and (m["stem"], m["form"]) == (stem, form))
+    ]
 
 
 def _demand_plain(path: Path) -> None:
