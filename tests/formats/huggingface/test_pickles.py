@@ -23,7 +23,8 @@ def made(path, tensors=TENSORS, *, cuts=1, zipped=True, index=True, stem="pytorc
     """A folder whose weights torch.save wrote."""
     path.mkdir()
     (path / "config.json").write_text(json.dumps(CONFIG))
-    names, where = list(tensors), {}
+    names: list[str] = list(tensors)
+    where: dict[str, str] = {}
     for n in range(cuts):
         part = names[n::cuts]
         file = f"{stem}.bin" if cuts == 1 else f"{stem}-{n + 1:05d}-of-{cuts:05d}.bin"

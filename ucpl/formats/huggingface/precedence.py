@@ -62,7 +62,7 @@ class ChosenFile:
 
 
 def twin_of(file: str) -> str:
-    """The name of the same weights as a file of torch.save; "" if there is none."""
+    """The name of these weights in torch.save's form, or ""."""
     stem = file.removesuffix(".safetensors")
     twin = f"{'pytorch_model' if stem == 'model' else stem}.bin"
     return twin if stem != file and PICKLE.fullmatch(twin) else ""
