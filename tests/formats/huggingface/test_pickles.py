@@ -10,8 +10,8 @@ import ucpl
 from tests.formats.huggingface.folders import assert_equal, llama_config, llama_shapes, random_of
 from ucpl import api
 from ucpl.conversion.engine import planned
-from ucpl.conversion.given import Given
 from ucpl.conversion.planning import Asked
+from ucpl.conversion.requests import Given
 from ucpl.errors import UcplError
 
 CONFIG = llama_config(num_hidden_layers=1, architectures=["LlamaForCausalLM"])
