@@ -51,16 +51,20 @@ MISTAKES: dict[tuple[str, str], list[str]] = {
     ("gpt2", "key before query"): ["(q: n d + k: n d + v: n d)", "(k: n d + q: n d + v: n d)"],
     ("imported qwen3_moe", "expert ids off by one"): ["experts.{e}.", "experts.{(e + 1) % config.num_local_experts}."],
     ("imported qwen3_moe", "a square matrix on its side"): [
-        "self_attn.o_proj.weight[l] = hidden_size (n d)", "self_attn.o_proj.weight[l] = (n d) hidden_size",
+        "self_attn.o_proj.weight[l] = hidden_size (n@tp d)", "self_attn.o_proj.weight[l] = (n@tp d) hidden_size",
     ],
     ("imported gpt_neox", "query, key, value part by part"): [
-        "(n (q: d + k: d + v: d)) hidden", "(q: n d + k: n d + v: n d) hidden",
+        "(n@tp (q: d + k: d + v: d)) hidden", "(q: n d + k: n d + v: n d) hidden",
     ],
-    ("imported phi3", "up before gate"): ["(gate: intermediate_size + up:", "(up: intermediate_size + gate:"],
-    ("imported phi3", "value before key"): ["+ k: g d + v: g d)", "+ v: g d + k: g d)"],
+    ("imported phi3", "up before gate"): [
+        "(gate: intermediate_size@chunk(tp) + up:", "(up: intermediate_size@chunk(tp) + gate:",
+    ],
+    ("imported phi3", "value before key"): ["+ k: g@tp d + v: g@tp d)", "+ v: g@tp d + k: g@tp d)"],
     ("imported deepseek_v3", "expert ids off by one"): ["experts.{e}.", "experts.{(e + 1) % config.n_routed_experts}."],
-    ("imported mamba2", "gate and x"): ["(z: n d + x: n d", "(x: n d + z: n d"],
-    ("imported t5", "a square matrix on its side"): ["wi.weight[l] = d_ff d_model", "wi.weight[l] = d_model d_ff"],
+    ("imported mamba2", "gate and x"): ["(z: n@tp d + x: n@tp d", "(x: n@tp d + z: n@tp d"],
+    ("imported t5", "a square matrix on its side"): [
+        "wi.weight[l] = d_ff@chunk(tp) d_model", "wi.weight[l] = d_model d_ff@chunk(tp)",
+    ],
 }  # fmt: skip
 
 

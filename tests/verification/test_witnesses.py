@@ -463,8 +463,8 @@ def test_a_spec_that_was_imported_is_held_against_what_is_imported_anew(folder, 
     notes = ucpl.verify(folder, layout=f"{tmp_path / 'mine.ucpl'}:hf()").notes
     assert any(n.startswith("not witnessed by transformers: `import hf` writes the same layout") for n in notes)
     head, mark, body = text.partition("layout hf(")
-    for old, new in swap("{l}.mlp.gate_proj", "{l}.mlp.up_proj"):
-        body = body.partition("layout ")[0].replace(old, new)
+    body, gate, up = body.partition("layout ")[0], "{l}.mlp.gate_proj", "{l}.mlp.up_proj"
+    body = body.replace(gate, "\0").replace(up, gate).replace("\0", up)
     (tmp_path / "wrong.ucpl").write_text(head + mark + body.rpartition("}")[0] + "}\n")
     found = ucpl.verify(folder, layout=f"{tmp_path / 'wrong.ucpl'}:hf()")
     assert [d.code for d in found.findings] == ["E707"]

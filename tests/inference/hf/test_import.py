@@ -349,6 +349,14 @@ def test_what_a_class_adds(tmp_path, monkeypatch):
         "model.safetensors", ("model.layers.0.mlp.up_proj.weight",)
     ]
     assert first.shape == (6, 36)  # chunks of 22 over 3: 8 8 6
+    stages = layout.replace("hf()", "tensor_parallel(tp = 3, pp = 2)")
+    ucpl.convert(tmp_path / "tp", tmp_path / "pp", stages, layout=parallel)
+    names = [set(load_file(tmp_path / "pp" / f"pp_0{stage}_tp_02.safetensors")) for stage in range(2)]
+    for stage, layers in enumerate([(0, 1), (2, 3)]):
+        found = {int(name.split(".")[2]) for name in names[stage] if ".layers." in name}
+        assert found == set(layers), "a run of layers for each stage"
+    ucpl.convert(tmp_path / "pp", tmp_path / "again", layout, layout=stages)
+    assert ucpl.compare(source, tmp_path / "again", a_layout=layout, b_layout=layout)
     with pytest.raises(UcplError, match="E204"):  # nine heads on four ranks: none is cut
         ucpl.convert(source, tmp_path / "no", layout.replace("hf()", "tensor_parallel(tp = 4)"), layout=layout)
 

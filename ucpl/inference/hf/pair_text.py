@@ -35,7 +35,7 @@ class PairText:
             print_item(nodes.Tensor(self.paths[1], (*extents, *scale), dtypes[1], "frozen", None, of)),
         ]
 
-    def stored(self, keys: tuple[str, str]) -> list[str]:
+    def stored(self, keys: tuple[str, str]) -> list[nodes.Entry]:
         """As the files have both: mxfp4 in groups, its bits as u8."""
         weight = [nodes.Dim(self.dims[i]) for i in self.pair.order]
         if self.pair.packed:
@@ -46,11 +46,11 @@ class PairText:
         """As the class itself saves it."""
         clauses = (nodes.Clause("dtype", ("bf16",)), _PRODUCT, nodes.Clause("as", (key,)))
         return [
-            self._entry(self.paths[0], tuple(map(nodes.Dim, self.dims)), clauses),
+            print_item(self._entry(self.paths[0], tuple(map(nodes.Dim, self.dims)), clauses)),
             print_item(nodes.Entry(self.paths[1], (), None)),
         ]
 
-    def cut(self, keys: tuple[str, str], axis: int, grain: int) -> list[str]:
+    def cut(self, keys: tuple[str, str], axis: int, grain: int) -> list[nodes.Entry]:
         """Cut along an axis at multiples of `grain` elements, where blocks begin."""
 
         def pieces(names: tuple[str, ...], grain: int) -> tuple[nodes.Axis, ...]:
@@ -61,12 +61,12 @@ class PairText:
 
         return self._both(keys, (pieces(self.dims, grain), pieces(self.blocks, grain // self.pair.by[axis])))
 
-    def _both(self, keys: tuple[str, str], shapes: tuple[tuple[nodes.Axis, ...], ...]) -> list[str]:
+    def _both(self, keys: tuple[str, str], shapes: tuple[tuple[nodes.Axis, ...], ...]) -> list[nodes.Entry]:
         kept = (_U8,) if self.pair.packed else ()
         return [
             self._entry(path, shape, (*kept, nodes.Clause("as", (key,))))
             for path, shape, key in zip(self.paths, shapes, keys, strict=True)
         ]
 
-    def _entry(self, path: str, shape: tuple[nodes.Axis, ...], clauses: tuple[nodes.Clause, ...]) -> str:
-        return print_item(nodes.Entry(path, tuple(map(nodes.Dim, self.indices)), shape, clauses))
+    def _entry(self, path: str, shape: tuple[nodes.Axis, ...], clauses: tuple[nodes.Clause, ...]) -> nodes.Entry:
+        return nodes.Entry(path, tuple(map(nodes.Dim, self.indices)), shape, clauses)

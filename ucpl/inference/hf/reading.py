@@ -29,7 +29,7 @@ _A_LAYER = re.compile(r"layers\W+\d+")
 def import_hf(path: str | Path) -> str:
     """The text of a .ucpl with a model and a layout `hf()`.
 
-    It also has a layout `tensor_parallel(tp)` if some tensor is cut. path: a config.json, a folder with one, a folder
+    It also has a layout `tensor_parallel(tp, pp = 1)` if some tensor is cut. path: a config.json, a folder with one, a folder
     with .safetensors files, or such a file.
 
     Raises: UcplError E395, E396, and errors of reading files (E380-E386, E400, E430-E434).

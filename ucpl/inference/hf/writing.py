@@ -27,6 +27,7 @@ from ucpl.texts import Json
 __all__ = ["text_of"]
 
 _EXPERTS = re.compile(r"expert")
+_ONE_STAGE, _STAGES = "tp_{tp:02}.safetensors", "pp_{pp:02}_tp_{tp:02}.safetensors"
 _TP = {
     "colwise": 0,
     "rowwise": 1,
@@ -48,9 +49,9 @@ class _Lines:
     """Statements of the text, by place."""
 
     tensors: list[str] = field(factory=list)  # of the model
-    entries: list[str] = field(factory=list)  # of `hf`
-    parallel: list[str] = field(factory=list)  # of `tensor_parallel`
+    entries: list[nodes.Entry] = field(factory=list)
     products: list[str] = field(factory=list)  # of `dequantised`
+    is_cut: bool = False
 
 
 @frozen
@@ -60,7 +61,7 @@ class _Stored:
     path: str
     indices: tuple[str, ...]
     extents: tuple[nodes.Dimension, ...]
-    key: nodes.Clause
+    clauses: tuple[nodes.Clause, ...]
     axes: tuple[_Named, ...]
 
 
@@ -146,29 +147,57 @@ class _Writer:
             elif owner in owners:
                 said = f"{alias} is a second name of {owner}, one of several that are folded above"
                 lines.append(f"  {_remark(said)}")
-        lines += ["}", "", f'layout hf(shard = "5GB") of {model} {{', "  framework huggingface(shard = shard)"]
+        entries = [print_item(e if found.is_cut else _everywhere(e)) for e in found.entries]
+        lines += ["}", ""]
+        lines += [f'layout hf(shard = "5GB") of {model} {{', "  framework huggingface(shard = shard)"]
+        lines += [*map(_indented, self.ranks() if found.is_cut else ())]
         lines += [
             '  file weights = safetensors "model.safetensors"',
             "  derive fp32 from weight  # it has no other masters",
         ]
-        lines += ["", *(f"  {e}" for e in found.entries), "}"]
+        lines += ["", *map(_indented, entries), "}"]
         if found.products:
             lines += ["", "# Each weight times its scales, rounded once."]
             lines += [f'layout dequantised(shard = "5GB") of {model} extends hf(shard = shard) {{']
             lines += [*(f"  {e}" for e in found.products), "}"]
-        if found.parallel:
+        if found.is_cut:
             lines += [
                 "",
                 "# Heads and their groups are not split; the inner width and the vocabulary are in chunks. One file a rank.",
-            ]
-            lines += [f"layout tensor_parallel(tp) of {model} extends hf() {{", "  framework torch()", "  mesh tp"]
-            lines += [
-                '  file weights = safetensors "tp_{tp:02}.safetensors"',
-                "",
-                *(f"  {e}" for e in found.parallel),
+                f"layout tensor_parallel(tp, pp = 1) of {model} extends hf() {{",
+                "  framework torch()",
+                "  mesh pp tp",
+                f'  file weights = safetensors "{_ONE_STAGE}" when pp == 1',
+                f'  file weights = safetensors "{_STAGES}" when pp > 1',
                 "}",
             ]
         return format_text("\n".join(lines) + "\n", f"{model}.ucpl")
+
+    def ranks(self) -> list[str]:
+        """The mesh and its indices: each stage has a run of the layers."""
+        dims = dict.fromkeys(self.counts[c] for c in self.stacks())
+        dealt = (nodes.Index(d, nodes.Cut(nodes.Dim(d), (nodes.Split("pp", "spread"),))) for d in dims)
+        return ["let tp = 1, pp = 1", "mesh pp tp", *map(print_item, dealt)]
+
+    def stacks(self) -> list[str]:
+        """The containers of layers: numbered, and in no other one."""
+        found = dict.fromkeys(f.containers[0] for f in self.folded if f.containers)
+        return [c for c in found if not _EXPERTS.search(c.rpartition(".")[2])]
+
+    def stage(self, f: Folded) -> tuple[nodes.Clause, ...]:
+        """The stage of a tensor outside the layers: the first before them, the last behind.
+
+        Every stage has it if there are several stacks of layers, or if a second name shares it.
+        """
+        stacks = self.stacks()
+        if f.containers or len(stacks) != 1 or not self.sizes.is_told or f.sample in self.facts.aliases.values():
+            return ()
+        if f.sample.startswith(f"{stacks[0]}."):
+            return ()
+        first = nodes.Number(0)
+        layers = self.folded.index(next(g for g in self.folded if g.containers))
+        is_before = self.folded.index(f) < layers
+        return (nodes.Clause("at", ("pp", first if is_before else nodes.Unary("-", nodes.Number(1)))),)
 
     # ---- one tensor ----------------------------------------------------------------------------------------------
 
@@ -176,16 +205,15 @@ class _Writer:
         indices = tuple(self.counts[c] for c in f.containers)
         extents = tuple(self.extent(f, i) for i in range(len(f.containers)))
         key = nodes.Clause("as", (self.template(f, indices),))
-        stored = _Stored(path, indices, extents, key, self.axes(f, set(indices)))
+        stored = _Stored(path, indices, extents, (*self.stage(f), key), self.axes(f, set(indices)))
         kind = "buffer" if f.first.is_buffer else "parameter"
         for name, dims in _tensors(stored):
             item = nodes.Tensor(name, (*extents, *map(nodes.Dimension, dims)), dtype, kind)  # type: ignore[arg-type]
             lines.tensors.append(print_item(item) + self.remark(f, stored))
-        lines.entries.append(_entry(stored, cut=False))
-        if any(_is_cut(axis) for axis in stored.axes):
-            lines.parallel.append(_entry(stored, cut=True))
-        elif (planned := self.planned(f, stored)) is not None:
-            lines.parallel.append(_entry(planned, cut=True))
+        if not any(_is_cut(axis) for axis in stored.axes):
+            stored = self.planned(f, stored)
+        lines.is_cut |= any(_is_cut(axis) for axis in stored.axes)
+        lines.entries.append(_entry(stored))
 
     def wholes(self, pair: Pair) -> list[Whole | None]:
         """The axes of a weight in blocks, as one dim each.
@@ -223,13 +251,15 @@ class _Writer:
         types = ("f4_e2m1fn", "f8_e8m0fnu") if pair.packed else (pair.weight.first.dtype, pair.scale.first.dtype)
         lines.tensors += text.tensors(extents, types)
         keys = tuple(self.template(f, indices) for f in (pair.weight, pair.scale, pair.whole))
-        lines.entries += text.stored((keys[0], keys[1]))
         lines.products += text.product(keys[2])
         cut = next((i for i in pair.order if (w := wholes[i]) is not None and w.of), None)
         if cut is not None:
             whole = wholes[cut]
             assert whole is not None
-            lines.parallel += text.cut((keys[0], keys[1]), cut, self.grains.get(whole.of, 1) * whole.unit)
+            lines.entries += text.cut((keys[0], keys[1]), cut, self.grains.get(whole.of, 1) * whole.unit)
+            lines.is_cut = True
+        else:
+            lines.entries += text.stored((keys[0], keys[1]))
 
     def blocks(self, name: str, by: int) -> str:
         """The dim that counts blocks of another one."""
@@ -360,14 +390,14 @@ class _Writer:
         numbers = iter(indices)
         return ".".join(f"{{{next(numbers)}}}" if p is None else p for p in f.pattern)
 
-    def planned(self, f: Folded, stored: _Stored) -> _Stored | None:
-        """The pattern with the cut of the class's plan."""
+    def planned(self, f: Folded, stored: _Stored) -> _Stored:
+        """The pattern with the cut of the class's plan, if it has one."""
         axis = self.planned_axis(f)
         if axis is None or axis >= len(stored.axes) or len(stored.axes[axis].outer) != 1 or stored.axes[axis].parts:
-            return None  # the bias of a rowwise module is held by every rank
+            return stored  # the bias of a rowwise module is held by every rank
         cut = _Named((_Dim(stored.axes[axis].outer[0].name, "chunk"),))
         axes = tuple(cut if i == axis else a for i, a in enumerate(stored.axes))
-        return _Stored(stored.path, stored.indices, stored.extents, stored.key, axes)
+        return evolve(stored, axes=axes)
 
     def planned_axis(self, f: Folded) -> int | None:
         """The axis along which the class's plan cuts the tensor's module."""
@@ -407,14 +437,23 @@ def _beside(path: str, label: str) -> str:
     return path.rpartition(".")[0] + "." + _label(path, label)
 
 
-def _entry(stored: _Stored, *, cut: bool) -> str:
+def _everywhere(entry: nodes.Entry) -> nodes.Entry:
+    """The entry without a stage, for a layout without stages."""
+    return evolve(entry, clauses=tuple(c for c in entry.clauses if c.word != "at"))
+
+
+def _indented(line: str) -> str:
+    return f"  {line}"
+
+
+def _entry(stored: _Stored) -> nodes.Entry:
     brackets = tuple(nodes.Dim(i) for i in stored.indices)
-    left = cut
+    left = True
     pattern = []
     for axis in stored.axes:
         pattern.append(_pattern(axis, stored.path, cut=left))
         left = left and not _is_cut(axis)  # one cut is all: the first
-    return print_item(nodes.Entry(stored.path, brackets, tuple(pattern), (stored.key,)))
+    return nodes.Entry(stored.path, brackets, tuple(pattern), stored.clauses)
 
 
 def _pattern(axis: _Named, path: str, *, cut: bool) -> nodes.Axis:
