@@ -30,7 +30,7 @@ from ucpl.errors import UcplError
 from ucpl.formats.dcp.cells import boxes_of_run
 from ucpl.formats.dcp.metadata import ByteRange, ChunkedTensor, Metadata, StoredChunk
 from ucpl.formats.leaving import objects_advice
-from ucpl.formats.megatron.buckets import buckets_in, runs_of
+from ucpl.formats.megatron.buckets import RankShares, buckets_in, runs_of
 from ucpl.formats.opening import open_checkpoint
 from ucpl.registry import format_named
 
@@ -440,7 +440,7 @@ def test_numbers_of_layers_are_bounded_by_what_is_stored(names: dict[str, tuple[
     tensors[bucket] = ChunkedTensor("f32", (8,), (StoredChunk((0,), (8,), ByteRange("a", 0, None)),))
     root = Path("run")
     with pytest.raises(UcplError, match=text) as refused:
-        runs_of(Metadata(tensors=tensors), tuple(names), buckets_in((bucket,), root), root)
+        runs_of(RankShares(Metadata(tensors=tensors), tuple(names), buckets_in((bucket,), root), root))
     assert refused.value.diagnostics[0].code == "E533"
 
 
@@ -453,7 +453,7 @@ def test_groups_of_buckets_without_end_are_refused(tmp_path: Path) -> None:
         bucket: ChunkedTensor("f32", (8,), (StoredChunk((0,), (8,), place),)),
     }
     with pytest.raises(UcplError) as refused:
-        runs_of(Metadata(tensors=tensors), (name,), buckets_in((bucket,), tmp_path), tmp_path)
+        runs_of(RankShares(Metadata(tensors=tensors), (name,), buckets_in((bucket,), tmp_path), tmp_path))
     assert refused.value.diagnostics[0].code == "E533"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import numpy as np
 from attrs import evolve
@@ -20,7 +21,7 @@ from ucpl.files.zips import open_file, read_exactly
 from ucpl.records import frozen
 from ucpl.tables import I64
 
-__all__ = ["with_masters"]
+__all__ = ["is_rounded", "with_masters"]
 
 # Names of masters in optimizers that keep one with their moments.
 _NAMES = ("master", "master_param", "master_params", "master_weight", "master_weights", "fp32_param", "fp32_params")
@@ -106,11 +107,10 @@ def _held(
             if other is None or other.shape != extent.shape or not extent.numel:
                 continue
             sample = _sample(extent.shape)
-            mine, wide = _read(checkpoint, extent, sample), _read(checkpoint, other, sample)
+            mine, wide = _read(checkpoint.root, extent, sample), _read(checkpoint.root, other, sample)
             if mine is None or wide is None:
                 continue
-            wanted = _rounded(wide, extent.dtype)
-            differ = np.flatnonzero((mine != wanted) & ~(_is_nan(mine, extent.dtype) & _is_nan(wanted, extent.dtype)))
+            differ = _differing(mine, wide, extent.dtype)
             if len(differ):
                 element = [int(o) + int(i) for o, i in zip(at, sample[differ[0]], strict=True)]
                 return _Held(amiss=f"`{t.name}`{element} is not it, rounded to nearest even")
@@ -132,12 +132,28 @@ def _sample(shape: tuple[int, ...]) -> I64:
     return np.stack(np.unravel_index(rows, shape), axis=1).astype(np.int64) if shape else np.zeros((1, 0), np.int64)
 
 
-def _read(checkpoint: Checkpoint, extent: Extent, sample: I64) -> np.ndarray | None:
+def is_rounded(root: Path, weight: Extent, master: Extent) -> bool:
+    """Test a sample of a weight: the master, rounded to nearest even.
+
+    Elements that are far apart are not read.
+    """
+    sample = _sample(weight.shape)
+    mine, wide = _read(root, weight, sample), _read(root, master, sample)
+    return mine is None or wide is None or not len(_differing(mine, wide, weight.dtype))
+
+
+def _differing(weight: np.ndarray, master: np.ndarray, dtype: str) -> np.ndarray:
+    """Positions of weights that are not their masters, rounded."""
+    wanted = _rounded(master, dtype)
+    return np.flatnonzero((weight != wanted) & ~(_is_nan(weight, dtype) & _is_nan(wanted, dtype)))
+
+
+def _read(root: Path, extent: Extent, sample: I64) -> np.ndarray | None:
     """The bits of these elements, or None if they are far apart."""
     size = DTYPES[extent.dtype].itemsize
     places = extent.offset + sample @ np.array(extent.stride, dtype=np.int64).reshape(-1)
     out = np.zeros(len(places), dtype=f"<u{size}")
-    fd = open_file(checkpoint.root / extent.file, extent.file)
+    fd = open_file(root / extent.file, extent.file)
     try:
         middle = (len(places) + 1) // 2
         for some in (slice(0, middle), slice(middle, None)):

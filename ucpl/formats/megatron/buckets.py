@@ -15,7 +15,7 @@ from functools import cached_property
 from math import prod
 from pathlib import Path
 
-from attrs import field
+from attrs import evolve, field
 
 from ucpl.errors import Label, UcplError, fail
 from ucpl.formats.dcp.metadata import METADATA, Metadata
@@ -23,7 +23,19 @@ from ucpl.formats.megatron.groups import is_expert
 from ucpl.formats.megatron.orders import orders_of
 from ucpl.records import define, frozen
 
-__all__ = ["ChunkBox", "Bucket", "ParameterRun", "RankShares", "buckets_in", "runs_of"]
+__all__ = [
+    "ALIGNMENT",
+    "HEAD",
+    "WORDS",
+    "Bucket",
+    "ChunkBox",
+    "Grid",
+    "ParameterRun",
+    "RankShares",
+    "Stage",
+    "buckets_in",
+    "runs_of",
+]
 
 ALIGNMENT = 64  # elements; each parameter begins at a multiple
 _BUCKET = re.compile(
@@ -36,8 +48,8 @@ _AHEAD = re.compile(
     r"(?:.*\.)?mtp\.layers\.(?P<layer>\d{1,9})\..+", re.DOTALL
 )  # predicts tokens ahead, on the last stage
 _FIRST = "embedding."  # registered before the layers
-_WORDS = "embedding.word_embeddings.weight"  # the last stage has a copy of it if the head is tied
-_HEAD = "output_layer."
+WORDS = "embedding.word_embeddings.weight"  # the last stage has a copy of it if the head is tied
+HEAD = "output_layer."
 _GATE, _UP = "_w", "_v"  # one parameter, saved as two tensors
 
 Shape = tuple[int, ...]
@@ -84,7 +96,7 @@ class ParameterRun:
 
 
 @frozen
-class _Grid:
+class Grid:
     """Ranks of one optimizer.
 
     Tp x ep x pp groups, tp the fastest.
@@ -101,7 +113,7 @@ class _Grid:
 
 
 @frozen
-class _Stage:
+class Stage:
     """Layers of a rank in one model chunk, and the model's ends."""
 
     layers: range
@@ -130,18 +142,16 @@ def buckets_in(names: Sequence[str], root: Path) -> tuple[Bucket, ...]:
     return tuple(out[place] for place in sorted(out))
 
 
-def runs_of(
-    metadata: Metadata, names: Sequence[str], buckets: tuple[Bucket, ...], root: Path
-) -> tuple[list[ParameterRun], list[str], tuple[str, ...]]:
+def runs_of(shares: RankShares) -> tuple[list[ParameterRun], list[str], tuple[str, ...]]:
     """As `RankShares.runs`, by the first order of registration that fits.
 
     The pieces must agree with the order, which is returned, too. Raises: UcplError E533 if none does, for the order of
     `.metadata`.
     """
     refused: UcplError | None = None
-    for order in orders_of(names):
+    for order in orders_of(shares.names):
         try:
-            return (*RankShares(metadata, order, buckets, root).runs(), order)
+            return (*evolve(shares, names=order).runs(), order)
         except UcplError as error:
             refused = refused or error
     assert refused is not None  # there is one order at least
@@ -191,7 +201,7 @@ class RankShares:
         found = None
         is_dense = all(b.group < groups for b in mine)
         if is_dense and tp * ep and groups % (tp * ep) == 0 and not (experts and experts % ep):
-            found = self.on_grid(mine, names, _Grid(tp, ep, groups // (tp * ep), experts))
+            found = self.on_grid(mine, names, Grid(tp, ep, groups // (tp * ep), experts))
         if found is not None:
             self.stages = self.stages or groups // (tp * ep)
             return found
@@ -206,7 +216,7 @@ class RankShares:
             " --dist-ckpt-optim-fully-reshardable, save it, and convert that folder; or --weights-alone",
         )
 
-    def on_grid(self, mine: Sequence[Bucket], names: Sequence[str], grid: _Grid) -> list[ParameterRun] | None:
+    def on_grid(self, mine: Sequence[Bucket], names: Sequence[str], grid: Grid) -> list[ParameterRun] | None:
         """Runs of all buckets of one optimizer on this grid, or None."""
         buffers = sorted({b.buffer for b in mine})
         out: list[ParameterRun] = []
@@ -217,7 +227,7 @@ class RankShares:
                 left = self.layers - done
                 each = self.layers // (grid.pp * len(buffers))  # most often; else as many as fit
                 for count in [left] if is_last else dict.fromkeys([min(each, left), *range(left + 1)]):
-                    here = _Stage(range(done, done + count), stage == 0 and chunk == 0, is_last)
+                    here = Stage(range(done, done + count), stage == 0 and chunk == 0, is_last)
                     found = self.on_stage([b for b in mine if b.buffer == buffer], names, grid, stage, here)
                     if found is not None:
                         break
@@ -228,7 +238,7 @@ class RankShares:
         return out
 
     def on_stage(
-        self, mine: Sequence[Bucket], names: Sequence[str], grid: _Grid, stage: int, here: _Stage
+        self, mine: Sequence[Bucket], names: Sequence[str], grid: Grid, stage: int, here: Stage
     ) -> list[ParameterRun] | None:
         out: list[ParameterRun] = []
         for ep in range(grid.ep):
@@ -272,7 +282,7 @@ class RankShares:
     # ---- parameters of a rank ----------------------------------------------------------------------------------------
 
     def parameters(
-        self, names: Sequence[str], here: _Stage, grid: _Grid, rank: tuple[int, int]
+        self, names: Sequence[str], here: Stage, grid: Grid, rank: tuple[int, int]
     ) -> list[tuple[ChunkBox, ...]] | None:
         """The boxes of each parameter of a rank, in order of registration.
 
@@ -284,12 +294,12 @@ class RankShares:
         has_words = here.is_first or (
             here.is_last and any(map(_AHEAD.fullmatch, last))
         )  # these layers embed tokens, too
-        units = [(n, 0, 0) for n in first if here.is_first or (has_words and n == _WORDS)]
+        units = [(n, 0, 0) for n in first if here.is_first or (has_words and n == WORDS)]
         for layer in here.layers:
             units += self.of_layer([n for n in self.by_layer[layer] if n in allowed], layer, grid.held(rank[1]))
         units += self.behind(last, grid.held(rank[1])) if here.is_last else []
-        if here.is_last and not has_words and _WORDS in first and not any(n.startswith(_HEAD) for n in last):
-            units.append((_WORDS, 0, 0))
+        if here.is_last and not has_words and WORDS in first and not any(n.startswith(HEAD) for n in last):
+            units.append((WORDS, 0, 0))
         out = []
         for name, layer, expert in units:
             if name.endswith(_UP):  # behind its gate

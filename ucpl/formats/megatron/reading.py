@@ -27,7 +27,8 @@ from ucpl.formats.dcp.chunks import Chunks
 from ucpl.formats.dcp.metadata import METADATA, Metadata, read_metadata
 from ucpl.formats.dcp.reading import Opened
 from ucpl.formats.dcp.roles import Roles
-from ucpl.formats.megatron.buckets import buckets_in, runs_of
+from ucpl.formats.megatron.buckets import ParameterRun, RankShares, buckets_in, runs_of
+from ucpl.formats.megatron.coalesced import CompleteBuffers, complete_buffers
 from ucpl.formats.megatron.common_state import BACKEND_KEYS, unread_objects, unread_of
 from ucpl.formats.megatron.folder import Step
 from ucpl.formats.megatron.groups import STEP, DealtGroups, Said, dealt, decays_norms, is_expert
@@ -201,28 +202,25 @@ class _Dist(Opened):
 
     def more_states(self) -> None:
         """Those in buckets, as boxes of their parameters. Raises: UcplError E533."""
-        if not self.entries.buckets:
+        if not self.entries.buckets and not self.entries.complete:
             return
         # The first are of parameters that another optimizer of a chain trains.
         own = {*self.roles.states, *self.untrained(), *self.empty}
         names = tuple(n for n in self.roles.weights if n not in own and BUFFERS.fullmatch(n) is None)
         self.check_linear(names)
-        buckets = buckets_in(self.entries.buckets, self.root)
-        runs, self.copied, self.registered = runs_of(self.metadata, names, buckets, self.root)
+        whole = self.complete()
+        shares = (
+            whole.shares(self.metadata, names, self.root, self.arguments)
+            if whole is not None
+            else RankShares(self.metadata, names, buckets_in(self.entries.buckets, self.root), self.root)
+        )
+        runs, self.copied, self.registered = runs_of(shares)
         found: dict[str, dict[str, dict[Key, Extent]]] = {}
         pieces: dict[str, dict[Key, Extent]] = {}
         for run in runs:
             for written, entry in run.bucket.states.items():
-                if entry not in pieces:
-                    pieces[entry] = self.chunks.extents(entry, self.metadata.tensors[entry])
                 state = MASTER if written in MASTERS else written
-                piece = pieces[entry].get((entry, run.at))
-                if piece is None:
-                    fail(
-                        "E533",
-                        f"`{entry}` has no chunk at {run.at}, and other states of its bucket have one",
-                        Label(str(self.root / METADATA), where=entry),
-                    )
+                piece = self.piece(run, entry, pieces) if whole is None else whole.piece(run, entry)
                 first = 0
                 for box in run.boxes:
                     low, high = max(run.low, first), min(run.low + piece.numel, first + box.numel)
@@ -237,6 +235,27 @@ class _Dist(Opened):
             for extents in states.values():
                 self.extents |= {(METADATA, key): one for key, one in extents.items()}
                 self.held[name].append(tuple(extents))
+
+    def piece(self, run: ParameterRun, entry: str, pieces: dict[str, dict[Key, Extent]]) -> Extent:
+        """The chunk of a run in a bucket's tensor. Raises: UcplError E533."""
+        if entry not in pieces:
+            pieces[entry] = self.chunks.extents(entry, self.metadata.tensors[entry])
+        piece = pieces[entry].get((entry, run.at))
+        if piece is None:
+            fail(
+                "E533",
+                f"`{entry}` has no chunk at {run.at}, and other states of its bucket have one",
+                Label(str(self.root / METADATA), where=entry),
+            )
+        return piece
+
+    def complete(self) -> CompleteBuffers | None:
+        """The buffers that ranks saved complete, if they did."""
+        if not self.entries.complete:
+            return None
+        places = ((name, self.metadata.objects[name]) for name in self.entries.complete)
+        parts = ((name, _named_by_place(self.chunks.archive(place), place.start)) for name, place in places)
+        return complete_buffers(parts, self.extents)
 
     def untrained(self) -> tuple[str, ...]:
         """Weights without a part in buckets, for folders of a conversion."""

@@ -20,6 +20,7 @@ from ucpl.formats.megatron.common_state import SCALER, SCALING
 from ucpl.records import frozen
 
 __all__ = [
+    "COMPLETE",
     "DESCRIBES",
     "BUFFERS",
     "MASTER",
@@ -45,8 +46,13 @@ BUFFERS = re.compile(r"(.*\.)?(expert_bias|local_tokens_per_expert)", re.DOTALL)
 _STATE = re.compile(r"optimizer\.state\.(?P<state>[A-Za-z0-9_]+)\.(?P<name>.+)", re.DOTALL)
 _GROUPS = re.compile(r"(?P<chain>chained_\d+\.)?optimizer\.distributed\.dp_group_idx_\d+\.optimizer/shard_0_1")
 _CHAINED = re.compile(r"chained_\d+\.(?P<state>optimizer\.state\..+)", re.DOTALL)
+# Complete buffers of a model-parallel rank (`dp_zero_gather_scatter`).
+COMPLETE = re.compile(
+    r"(?:chained_(?P<chain>\d{1,9})\.)?optimizer\.distributed\.dp_group_idx_(?P<group>\d{1,9})\.param_state/shard_.*"
+)
 DESCRIBES = re.compile(r".*\.(optimizer|per_bucket_numel(_unpadded)?|param_state_sharding_type)/shard_.*", re.DOTALL)
 _MASTER_OF = re.compile(rf"\A{re.escape(STATES)}({'|'.join(MASTERS)})\.")
+_UNKNOWN = "Megatron-Core saves no optimizer state under such a name: save it with --dist-ckpt-optim-fully-reshardable"
 _OPTIMIZER = re.compile(r"(chained_\d+\.)?optimizer\.", re.DOTALL)
 
 
@@ -57,6 +63,7 @@ class Entries:
     weights: dict[str, str] = field(factory=dict)  # tensor -> its name, which is the same
     states: dict[str, dict[str, str]] = field(factory=dict)  # parameter -> state -> name
     buckets: tuple[str, ...] = ()  # tensors of the optimizer that are of no one parameter
+    complete: tuple[str, ...] = ()  # objects with complete buffers of ranks
     objects: tuple[str, ...] = ()
     of_groups: tuple[str, ...] = ()  # objects with the groups of the optimizers that have buckets
     master: str = ""  # the name of masters here
@@ -134,20 +141,21 @@ def entries_of(metadata: Metadata, root: Path) -> Entries:
         if (said := _GROUPS.fullmatch(entry)) is not None:
             of_groups.setdefault(said["chain"] or "", entry)
     groups = tuple(of_groups[chain] for chain in sorted(of_groups))
-    return Entries(weights, states, tuple(buckets), tuple(metadata.objects), groups, master)
+    complete = tuple(sorted(filter(COMPLETE.fullmatch, metadata.objects)))
+    return Entries(weights, states, tuple(buckets), complete, tuple(metadata.objects), groups, master)
 
 
 def not_read_in(entries: Entries) -> tuple[NotRead, ...]:
-    """The optimizer's objects that are neither groups nor descriptions of buckets.
-
-    These are states in a form that is not read.
-    """
-    why = "its optimizer state is one object of a rank (dp_zero_gather_scatter): save it with fully_sharded_model_space"
-    others = (name for name in entries.objects if is_of_optimizer(name) and DESCRIBES.fullmatch(name) is None)
+    """The optimizer's objects that are neither groups nor buckets nor descriptions of these."""
+    others = (
+        name
+        for name in entries.objects
+        if is_of_optimizer(name) and name not in entries.complete and DESCRIBES.fullmatch(name) is None
+    )
     return tuple(
         NotRead(name, SCALING, kind="value")
         if f".{SCALER}/" in name
-        else NotRead(name, why, is_optimizer=True, kind="value")
+        else NotRead(name, _UNKNOWN, is_optimizer=True, kind="value")
         for name in others
     )
 
