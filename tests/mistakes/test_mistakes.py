@@ -3,7 +3,8 @@
 None passes in silence, and each message has its remedy.
 
 `*.toml`: the table's name is the text's place in the frame below (`files`: alone). `says`: parts of the message;
-`write`: a line that it offers, with which the same place is good; `code`, if the code matters.
+`write`: a line that it offers, with which the same place is good; `code`, if the code matters. `lines.txt` has lines
+that the parser refuses.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from attrs import frozen
 
 from ucpl.conversion.checking import Checked, check
 from ucpl.conversion.requests import Given
-from ucpl.errors import Diagnostic, catalogue
+from ucpl.errors import Diagnostic, UcplError, catalogue
+from ucpl.language import parse
 
 HERE = Path(__file__).parent
 FRAME = """ucpl 1
@@ -90,6 +92,14 @@ def mistakes() -> list[Mistake]:
 MISTAKES = mistakes()
 
 
+SIGNS = {"t": "top", "m": "model", "l": "layout"}
+LINES = [
+    (SIGNS[line[0]], line[4:].rpartition("||")[0].strip(), line.rpartition("||")[2].strip())
+    for line in (HERE / "lines.txt").read_text(encoding="utf-8").splitlines()
+    if not line.startswith("#")
+]
+
+
 def checked(mistake: Mistake, text: str, folder: Path) -> Checked:
     (folder / "x.ucpl").write_text(text, encoding="utf-8")
     config = json.loads(mistake.config) if mistake.config else None
@@ -130,9 +140,26 @@ def test_what_is_offered_is_good_in_that_place(mistake: Mistake, tmp_path: Path)
     assert checked(mistake, framed(mistake.place, fixed), tmp_path).findings == ()
 
 
+@pytest.mark.parametrize(("place", "line", "write"), LINES, ids=lambda one: one.replace("/", "_") or "how")
+def test_a_line_that_is_refused_has_its_remedy(place: str, line: str, write: str) -> None:
+    text = framed(place, line)
+    with pytest.raises(UcplError) as caught:
+        parse(text)
+    (found,) = caught.value.diagnostics
+    place_of = framed(place, "HERE").split("\n").index("HERE") + 1
+    assert found.labels[0].line in (place_of, place_of + 1)  # the line, or the one in which its bracket closes nothing
+    assert found.remedy and found.remedy != GENERAL and found.code in catalogue()
+    assert found.remedy.partition("\nwrite: ")[2].replace("\n       ", "\n") == write.replace("\\n", "\n")
+    if write:
+        try:
+            parse(framed(place, write.replace("\\n", "\n")))
+        except UcplError as error:
+            assert error.diagnostics[0].code == "E008"  # the frame has a mesh and files of these names
+
+
 def test_every_mistake_says_what_its_message_has() -> None:
     assert [m.name for m in MISTAKES if not (m.write or m.says)] == []
-    assert len(MISTAKES) >= 250
+    assert len(MISTAKES) + len(LINES) >= 250
     assert all(m.code in catalogue() for m in MISTAKES if m.code)
 
 

@@ -18,7 +18,7 @@ from lark import Token
 
 from ucpl.errors import Label, fail
 from ucpl.language import nodes
-from ucpl.language.habits import words
+from ucpl.language.foreign_words import words
 from ucpl.language.limits import DEPTH_MAX, INDICES_MAX, INTEGER_MAX, NAME_CHARACTERS_MAX
 from ucpl.language.nodes import Clause, Expr, Span
 from ucpl.language.quoting import quote, unquote

@@ -34,10 +34,10 @@ def _model(*lines: str) -> list[str]:
     return [_IN_MODEL % line for line in lines]
 
 
-# Slips for which no row of the habits knows a line to write; the others are in `habits`.
+# Slips for which no line can be made; the others are in `suggestions`.
 HINTS: dict[str, list[str]] = {
     "an axis is a name: write `dim x = 4` in the model, then `x` here; a bare size there, `w : h 4`, is `_` here": _layout(
-        "a = h 4", "a = (4 h)"
+        "a = h 4", "a = (4 h)", "a = 4 h"
     ),
     "texts stand in double quotes": _layout("file f = torch"),
     'a file has a form and a name, as in: file weights = torch "model.pt"': _layout('file "b"'),
@@ -48,17 +48,14 @@ HINTS: dict[str, list[str]] = {
     "a statement starts with its word, such as `mesh` or `file`, or names a tensor and continues with `=`": _layout(
         "as x", "something dp"
     ),
-    "a statement starts with its word, such as `dim` or `state`, or names a tensor and continues with `:`": _model(
-        "something h"
-    ),
     "give the tensor its stored axes after the `=`; one without any has `()`, one that is not stored has `none`": (
-        _layout("state * =")
+        _layout("state * =", "a =")
     ),
-    "a cut takes the mesh axis first, as in @chunk(dp, 2); sizes stand in brackets, as in @pp[7, 8, 9]": _layout(
-        "a = h@tp(2)"
+    "a cut names a mesh axis, as in @tp or @chunk(dp, 2), whose degree is a parameter; sizes: @pp[7, 8, 9]": _layout(
+        "a = h@4"
     ),
     "`pad` takes an axis and the number that its size becomes a multiple of, as in pad(vocab, 128 * tp)": _layout(
-        "a = pad v h"
+        "a = pad v h", "a = pad(v) h"
     ),
 }
 
@@ -198,6 +195,8 @@ def _misspelt(text: str, start: int, token: Token) -> str:
     word = text[text.rfind("\n", 0, start) + 1 : start].strip(" \t")
     if not word.isidentifier():
         return ""
+    if word in ("model", "layout", "plan") and any(text[i] == "{" for i in open_brackets(text, start)):
+        return f"close the body with `}}` in a line above: a {word} is not inside of another statement"
     if str(token) in ("=", ":", "[", ".") and word in LAYOUT_WORDS | MODEL_WORDS:
         return f'`{word}` starts a statement of its own here; as a name it needs quotes: "{word}"'
     if token.type not in ("NAME", "STRING", "INT", "STAR") or word in _STATEMENTS:
@@ -220,7 +219,7 @@ def _unclosed(source: Source, opener: int) -> Diagnostic:
 
 
 def expected_kinds(error: UnexpectedToken) -> set[str]:
-    """Kinds of token that are possible there, but those for habits."""
+    """Kinds of token that are possible there, but those for slips."""
     accepted: set[str] = error.interactive_parser.accepts() if error.interactive_parser else error.expected  # type: ignore[no-untyped-call]
     return {name for name in accepted if name != "SLIP"}
 

@@ -279,7 +279,7 @@ _PICKS: dict[str, Callable[[Number, Number], Number]] = {"min": _least, "max": _
 def _function_remedy(name: str) -> str:
     from difflib import get_close_matches
 
-    from ucpl.language.habits import foreign  # most commands end without an error
+    from ucpl.language.foreign_words import foreign  # most commands end without an error
 
     close = "" if name in FUNCTIONS else next(iter(get_close_matches(name, FUNCTIONS, 1, 0.7)), "")
     return (f"did you mean `{close}`?" if close else foreign(name)) or catalogue()["E109"].remedy

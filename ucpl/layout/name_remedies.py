@@ -17,7 +17,7 @@ _OF_CUTS = ("size", "shard", "equal", "even", "cut", "rank")  # words that stand
 
 def for_name(name: str, names: Iterable[str], otherwise: str) -> str:
     """Remedy for a name: another tool's word, the nearest name, or `otherwise`."""
-    from ucpl.language.habits import foreign  # most commands end without an error
+    from ucpl.language.foreign_words import foreign  # most commands end without an error
 
     close = nearest(name, names)
     return (f"did you mean `{close}`?" if close else "") or foreign(name) or otherwise
@@ -30,7 +30,7 @@ def for_axis(name: str, axes: Sequence[str], sign: str = "@") -> str:
     """
     if not axes:
         return f"this layout has no mesh: the line `mesh {name}` says it, and a parameter of the layout how many ranks"
-    from ucpl.language.habits import foreign  # most commands end without an error
+    from ucpl.language.foreign_words import foreign  # most commands end without an error
 
     close = nearest(name, axes)
     if close:
@@ -49,7 +49,7 @@ def may_be_new(name: str, axes: Sequence[str]) -> bool:
 
     It is no word of another tool, and not like any other name.
     """
-    from ucpl.language.habits import foreign  # most commands end without an error
+    from ucpl.language.foreign_words import foreign  # most commands end without an error
 
     return not axes or (
         nearest(name, axes) is None and name not in (*_OF_CUTS, *_OF_RANKS, *_ALL) and not foreign(name)

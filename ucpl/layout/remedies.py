@@ -86,13 +86,14 @@ def for_dim(
 
     It has the line to write, if that can be known.
     """
-    from ucpl.language.habits import foreign, words
+    from ucpl.language.foreign_words import foreign, words
 
     if item.path == "*" and name == "model":
         return _GROUPS
     if name.lower() != name and name.lower() in CLAUSE_WORDS:
         return f"words of the language are small: write `{name.lower()}`"
-    said = words().tools.get(item.path.rpartition(".")[2]) or foreign(name)
+    entry = item.path.rpartition(".")[2]
+    said = (foreign(entry) if entry in words().always else "") or foreign(name)
     last = name.rpartition(".")[2]
     if name in _EVERY_SECOND and len(item.indices) == 1 and len(of) == 1 and of[0].dims:
         return _every_second(item, name, of)
@@ -198,7 +199,7 @@ def for_extent(item: nodes.Tensor, position: int, tensors: Collection[str] = ())
 
     Empty if it may be one.
     """
-    from ucpl.language.habits import foreign, words
+    from ucpl.language.foreign_words import foreign, words
 
     name = item.dims[position].name or ""
     if name == "config" and item.dims[position].range is None:
@@ -254,6 +255,8 @@ def _said_elsewhere(item: nodes.Tensor, position: int, tensors: Collection[str])
     name, behind = item.dims[position].name or "", [d.name for d in item.dims[position + 1 :]]
     if name == "_":
         return "a model names every dim of a tensor, or says its size; `_` and `...` stand in layouts"
+    if name in ("as", "in", "at"):
+        return f'a model has no ranks, files or keys: a layout of it has them, as in `{item.path} = ...  as "key"`'
     if name == "extends":
         return "the base of a model comes in its first line, before the brace: model big extends gpt() {"
     if name == "scalar" and len(item.dims) == 1:

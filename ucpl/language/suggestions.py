@@ -1,0 +1,526 @@
+"""The line to write instead of a refused one.
+
+Two sources propose lines, and the parser decides: an offered line can be read in the place of the refused one.
+
+- `suggestions.toml` has the rows: a pattern of a refused line that covers the place of the refusal, and `instead` or
+  `call` for the match. A row without either gives `why` alone. In a pattern `<N>` is a name, `<P>` a path of names,
+  `<A>` an axis of a mesh of the text, `<T>` a tensor of its models. `place`: l in a layout, m in a model, t outside
+  both, h at the version, c in a call. A test reads `example` and `write`.
+- `_edits` has the general rules, which know no statement: the tokens that the parser expects, the words and signs of
+  other tools for those of this language, the nearest word by spelling, quotes, brackets.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterator
+from functools import cache, lru_cache
+from re import Match
+
+from attrs import evolve
+from lark.exceptions import UnexpectedInput, UnexpectedToken
+
+from ucpl.errors import UcplError
+from ucpl.language.foreign_words import table, words
+from ucpl.language.refused_lines import RefusedLine
+from ucpl.language.slips import expected_kinds
+from ucpl.language.source import Source, open_brackets
+from ucpl.language.tables import Tables
+from ucpl.language.words import CLAUSE_WORDS, ELEMENT_TYPES, LAYOUT_WORDS, MODEL_WORDS
+from ucpl.records import frozen
+
+__all__ = ["Instead", "Row", "instead_of", "rows"]
+
+_ROUNDS_MAX = 6  # proposals in one line
+_FRAMES = {"l": "ucpl 1\nlayout x() of y {\n", "m": "ucpl 1\nmodel y {\n", "t": "ucpl 1\n", "h": "", "c": ""}
+_OWN = CLAUSE_WORDS | ELEMENT_TYPES | LAYOUT_WORDS | MODEL_WORDS | {"from", "like", "buffer", "frozen", "x", "name"}
+
+
+@frozen
+class Instead:
+    """Offer: the reason, and perhaps a line."""
+
+    why: str
+    line: str = ""
+
+    @property
+    def remedy(self) -> str:
+        lines = self.line.replace("\n", "\n       ")
+        return f"{self.why}\nwrite: {lines}" if lines else self.why
+
+
+@frozen
+class Row:
+    """One row of the table."""
+
+    why: str  # may name groups of the match, as \\1
+    pattern: str
+    example: str
+    write: str = ""  # empty: the offer is `why` alone
+    instead: str | None = None
+    call: str = ""
+    place: str = "lmt"
+
+    def applied(self, match: Match[str]) -> str | None:
+        """Replacement of the match; None if the row has none."""
+        if self.call:
+            return _CALLS[self.call](match)
+        return None if self.instead is None else match.expand(self.instead)
+
+
+# ---- the table -------------------------------------------------------------------------------------------------------
+
+
+@cache
+def rows() -> tuple[Row, ...]:
+    """All rows, in the order in which they are tried."""
+    return tuple(Row(**row) for row in table()["row"])  # type: ignore[attr-defined]  # a list of tables
+
+
+# ---- the parser's answer ---------------------------------------------------------------------------------------------
+
+
+def _refusal(at: RefusedLine, parser: Tables) -> tuple[int, UnexpectedInput | None] | None:
+    """Place where the parser refuses the statement, and its error; None if it can be read.
+
+    The place counts from the line's start.
+    """
+    frame = _FRAMES[at.place]
+    text = frame + at.before + at.line + at.after
+    text += "\n}" * sum(text[i] == "{" for i in open_brackets(text, len(text)))
+    start = len(frame) + len(at.before)
+    source = Source("<line>", text)
+    parser.joiner.source = source
+    parser.recorder.begin(source)
+    try:
+        parser.lark.parse(text + "\n", start="call_text" if at.place == "c" else "start")
+    except UnexpectedToken as error:
+        place = error.token.start_pos
+        return (len(text) if place is None or error.token.type == "$END" else place) - start, error
+    except UnexpectedInput as error:
+        return (error.pos_in_stream or 0) - start, error
+    except UcplError as error:
+        label = error.diagnostics[0].labels[0]
+        above = sum(len(one) + 1 for one in text.split("\n")[: (label.line or 1) - 1])
+        return above + (label.column or 1) - 1 - start, None
+    return None
+
+
+def _opens(at: RefusedLine) -> int:
+    """Number of brackets that the statement leaves open."""
+    text = at.before + at.line + at.after
+    return sum(text[i] in "([" for i in open_brackets(text, len(text)))
+
+
+def _first_of(below: str) -> int:
+    """End of the first word below a line.
+
+    A refusal behind it is not this line's fault.
+    """
+    found = re.match(r"\s*(?:#[^\n]*\s*)*\S+", below)
+    return found.end() if found else len(below)
+
+
+# ---- proposals of the rows -------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=256)
+def _compiled(pattern: str, axes: tuple[str, ...], tensors: tuple[str, ...]) -> re.Pattern[str]:
+    meanings = {
+        "<N>": r"(?:[A-Za-z_]\w*)",
+        "<P>": r"(?:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)",
+        "<A>": _one_of(axes),
+        "<T>": _one_of(tensors),
+    }
+    for sign, meaning in meanings.items():
+        pattern = pattern.replace(sign, meaning)
+    return re.compile(pattern)
+
+
+def _one_of(names: tuple[str, ...]) -> str:
+    """Pattern of one of these names; without names, of nothing."""
+    return f"(?:{'|'.join(sorted(map(re.escape, names), key=len, reverse=True))})" if names else r"(?!)"
+
+
+def _by_rows(at: RefusedLine) -> Iterator[tuple[str, str]]:
+    """Proposals of the rows: the reason, and the line with the match replaced (or nothing)."""
+    for row in rows():
+        if at.place not in row.place:
+            continue
+        for match in _compiled(row.pattern, at.axes, at.tensors).finditer(at.line):
+            if not match.start() <= at.column or at.line[match.end() : at.column].strip():
+                continue
+            made = row.applied(match)
+            line = "" if made is None else (at.line[: match.start()] + made + at.line[match.end() :]).strip()
+            yield match.expand(row.why), line
+
+
+# ---- general proposals -----------------------------------------------------------------------------------------------
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[A-Za-z_]\w*|\d+|\.{2,3}|[-+=:<>!&|*/%^~?]+|[^\s\w]')
+_RUN = re.compile(r"""[^\s"'(),\[\]=@+|;]+""")  # of a path or a name without its quotes
+_ODD_NAME = re.compile(r"[A-Za-z_][\w.]*(?:[-/][\w.]+|\.\d[\w.]*)+")
+_LIST = re.compile(r'[\w."* ,]+')
+# Signs that people type for others; each is tried, and the parser decides.
+_SIGNS = {
+    "=": (" == ", ": ", " : "),
+    ":": (" = ", "..", ", "),
+    "==": (" = ",),
+    "===": ("==",),
+    "<>": ("!=",),
+    ":=": (" = ",),
+    "=>": (" -> ", " as ", " = "),
+    "->": (" as ", " = "),
+    "|": (" + ",),
+    "&": (" + ", " and "),
+    ",": (" + ",),
+    ";": (" + ",),
+    "||": (" or ",),
+    "&&": (" and ",),
+    "!": ("not ",),
+    "~": ("not ", " none"),
+    "..": ("...",),
+    "…": ("...", ".."),
+    "*": ("all", "..."),
+}
+_NOTHING = frozenset(",;$&!*\\|~:")  # signs that other languages write where this one has none
+_OPERATORS = {"OR", "AND", "COMPARE", "PLUS", "MINUS", "STAR", "SLASH", "PERCENT", "DOT", "DIV"}
+_JOINING = {"of", "is", "by", "order", "not", "and", "or", "over"}
+_CONDITION = re.compile(r"^assert\b|\bwhen\b")
+
+
+@frozen
+class _Slip:
+    """The refused place of a line, and the words and signs that the parser expects there."""
+
+    line: str
+    column: int
+    place: str
+    expected: frozenset[str]
+    axes: tuple[str, ...]
+
+    def put(self, start: int, stop: int, text: str) -> str:
+        """The line with another text in a place; an empty one leaves one space, or none at a bracket."""
+        before, after = self.line[:start], self.line[stop:]
+        if not text:
+            before, after = before.rstrip(), after.lstrip()
+            text = "" if before[-1:] in ("", "(", "[") or after[:1] in ("", ")", "]", ",", ".") else " "
+        if text[:1] in (" ", ",", ":"):
+            before = before.rstrip()
+        if text[-1:] == " ":
+            after = after.lstrip()
+        return (before + text + after).strip()
+
+    def opened(self, place: int) -> str:
+        """The bracket that is open at a place of the line, with the character before it; empty if none is."""
+        found = open_brackets(self.line, place)
+        return self.line[max(0, found[-1] - 1) : found[-1] + 1] if found else ""
+
+    def without(self, sign: str, start: int) -> str:
+        """The line without any of a sign from a place on: one space instead."""
+        parts = (" " if one == sign else one for one in re.split(f"({_TOKEN.pattern})", self.line[start:]) if one)
+        rest = re.sub(r"(?<=[(\[]) | (?=[)\]])", "", " ".join("".join(parts).split()))
+        before = self.line[:start].rstrip()
+        return before + ("" if before[-1:] in ("", "(", "[") else " ") + rest
+
+
+def _expected(error: UnexpectedInput | None, parser: Tables) -> frozenset[str]:
+    """Words and signs that the parser expects at its error; a quoted text is `STRING`."""
+    if not isinstance(error, UnexpectedToken):
+        return frozenset()
+    written = {t.name: t.pattern.value for t in parser.lark.terminals if t.pattern.type == "str"}
+    kinds = expected_kinds(error)
+    return frozenset(written.get(kind, kind) for kind in (kinds - _OPERATORS or kinds))
+
+
+def _edits(slip: _Slip) -> Iterator[tuple[str, str]]:
+    """Proposals of the general rules, the surest first: the reason, and the line."""
+    tokens = list(_TOKEN.finditer(slip.line))
+    here = next((i for i, one in enumerate(tokens) if one.end() > slip.column), len(tokens))
+    around = [tokens[i] for i in (here, here - 1) if 0 <= i < len(tokens)]
+    if not slip.expected:  # refused after it was parsed: the place is that of a larger part
+        around = [one for one in tokens if one.end() > slip.column][:6]
+    above = [one for one in tokens[1:here] if one[0] in words().keywords]
+    for one in dict.fromkeys((*around, *tokens[:1], *reversed(above))):
+        if one[0][0].isalpha() or one[0][0] == "_":
+            yield from _other_word(slip, one)
+    for one in around:
+        yield from _quoted(slip, one)
+        yield from _other_brackets(slip, one)
+    for one in around:
+        rules = (_left_out, _other_sign) if one[0] == "," else (_other_sign, _left_out)
+        for rule in rules:
+            yield from rule(slip, one)
+    yield from _inserted(slip)
+
+
+def _other_word(slip: _Slip, token: Match[str]) -> Iterator[tuple[str, str]]:
+    """A word of this language in the place of one that is none."""
+    text, start, stop = token[0], token.start(), token.end()
+    begins = LAYOUT_WORDS | MODEL_WORDS | {"model", "layout", "plan", "from"} if not start else frozenset()
+    possible = slip.expected | begins | (CLAUSE_WORDS | {"none"} if start and stop <= slip.column else set())
+    for own in words().keywords.get(text, ()):
+        if (
+            own.split()[0] in possible
+            or (own in "01" and "INT" in possible)
+            or (own == "==" and _CONDITION.search(slip.line[:start]))
+        ):
+            yield f"the word for `{text}` is `{own}` here", slip.put(start, stop, own)
+    kind = words().dtypes.get(text)
+    if "dtype" in slip.expected and (kind or text in ELEMENT_TYPES):
+        yield "the element type comes after `dtype`", slip.put(start, stop, f"dtype {kind or text}")
+    if kind:
+        yield f"the element type `{text}` is called `{kind}`", slip.put(start, stop, kind)
+    near = difflib.get_close_matches(text[:40], sorted(one for one in slip.expected | begins if one.islower()), 1, 0.7)
+    if near and near[0] != text:
+        yield f"did you mean `{near[0]}`?", slip.put(start, stop, near[0])
+
+
+def _other_sign(slip: _Slip, token: Match[str]) -> Iterator[tuple[str, str]]:
+    """Another sign, or the only word that is possible, in the place of a sign."""
+    text, start, stop = token[0], token.start(), token.end()
+    if text[0].isalnum() or text[0] in '_"()[]{}':
+        return
+    others = sorted(_SIGNS.get(text, ()), key=lambda one: one == (" : " if slip.opened(start) else ": "))
+    if len(slip.expected) == 1 and set(text) <= set("=:->~"):
+        others += [f" {one} " for one in slip.expected if one not in ("NAME", "INT", "STRING", "_NL", "]", ")", "@")]
+    for other in others:
+        word = other.strip()
+        if (
+            (word == "==" and not _CONDITION.search(slip.line[:start]))
+            or (word == "not" and (slip.line[start - 1 : start].strip(" (") or not _CONDITION.search(slip.line)))
+            or (word == "all" and not re.search(r"^group\b.*[ =]$", slip.line[:start]))
+            or (word in ("as", "and", "or") and word not in slip.expected and not _CONDITION.search(slip.line[:start]))
+            or (word == "..." and slip.line[:start].rstrip()[-1:] != "=" and text == "*")
+            or (text in ",;" and ":" not in slip.line[:start].rpartition("(")[2])
+        ):
+            continue
+        why = f"`{word}` is written here, and not `{text}`"
+        if slip.line.count(text) > 1 and text in (",", "|", "&", "="):
+            parts = re.split(f"({_TOKEN.pattern})", slip.line[start:])
+            rest = "".join(other if one == text else one for one in parts if one)
+            yield why, re.sub(r" +(?=:)|(?<=\S) +(?= )", "", slip.line[:start].rstrip(" ") + rest)
+        yield why, slip.put(start, stop, other)
+
+
+def _quoted(slip: _Slip, token: Match[str]) -> Iterator[tuple[str, str]]:
+    """A file, a key or an odd name in quotes, and axes without them."""
+    text = token[0]
+    if text[0] == '"':
+        if " " in text or text.strip('"') in words().dtypes.keys() | ELEMENT_TYPES:
+            yield "dims, axes and words have no quotes", slip.put(token.start(), token.end(), text.strip('"'))
+        return
+    found = next((one for one in _RUN.finditer(slip.line) if one.start() <= token.start() < one.end()), None)
+    if found is None or not any(one.isalpha() for one in found[0]):
+        return
+    name = found[0].rstrip(":")
+    if name in _OWN:
+        return
+    if "STRING" in slip.expected and "NAME" not in slip.expected:
+        why = "a file and a key have double quotes"
+    elif not found.start() and _ODD_NAME.fullmatch(name):
+        why = "a name with other signs than letters, digits, `_` and `.` has double quotes"
+    else:
+        return
+    yield why, slip.line[: found.start()] + f'"{name}"' + slip.line[found.start() + len(name) :]
+
+
+def _other_brackets(slip: _Slip, token: Match[str]) -> Iterator[tuple[str, str]]:
+    """Another pair of brackets after a name or around parts, and none around a list."""
+    pair = next((one for one in ("()", "[]", "{}", "<>") if token[0] == one[0]), "")
+    start = token.start()
+    stop = slip.line.find(pair[1], start) if pair else -1
+    if stop < 0:
+        return
+    before, inner, after = slip.line[:start], slip.line[start + 1 : stop], slip.line[stop + 1 :]
+    if (before[-1:].isalnum() and not slip.opened(start)) or ":" in inner:
+        for other in ("()", "[]"):
+            if other != pair:
+                yield f"`{other}` is written here, and not `{pair}`", f"{before}{other[0]}{inner}{other[1]}{after}"
+    elif _LIST.fullmatch(inner) and before[-1:] in ("", " ", "=", ":", "("):
+        yield f"`{pair}` is not written here", " ".join(f"{before} {inner} {after}".split())
+
+
+def _left_out(slip: _Slip, token: Match[str]) -> Iterator[tuple[str, str]]:
+    """The line without a sign, or in two lines."""
+    text, start, stop = token[0], token.start(), token.end()
+    opened = slip.opened(start)
+    if text in (")", "]", "}") and not opened:
+        yield f"`{text}` closes nothing that is open", slip.put(start, stop, "")
+    is_after_word = slip.line[:start].rstrip().rpartition(" ")[2] in _OWN | {"framework", "dtype"}
+    if (start == 0 and text == "-") or text == "--" or (text in ("=", ":") and is_after_word):
+        yield f"`{text}` is not written here", slip.put(start, stop, "")
+    if (
+        not set(text) <= _NOTHING
+        or (text == ":" and stop < len(slip.line))
+        or (text == "*" and not opened and slip.place == "l")  # a product of axes is one axis, and no list of them
+        or (text == "," and opened[:1].isalnum() and len(opened) == 2)  # of a call
+        or (text == "!" and slip.line[stop : stop + 1].strip())
+        or "::" in text
+    ):
+        return
+    why = f"`{text}` has no meaning here; dims have spaces between, and a statement ends with its line"
+    if slip.line.count(text) > 1 and text in (",", "*"):
+        yield why, slip.without(text, start)
+        yield why, slip.without(text, 0)
+    yield why, slip.put(start, stop, "")
+    if (text == ";" and stop < len(slip.line)) or re.match(r"[ \t]*[\w.]+[ \t]*:", slip.line[stop:] * (text == ",")):
+        yield "a statement ends with its line", f"{slip.line[:start].rstrip()}\n{slip.line[stop:].strip()}"
+
+
+def _inserted(slip: _Slip) -> Iterator[tuple[str, str]]:
+    """The line with a sign that it lacks; a word, if it is the only one that can be there."""
+    before, after = slip.line[: slip.column].rstrip(), slip.line[slip.column :].lstrip()
+    follows = next(iter(re.findall(r"\w+|\S", after)), "")
+    last = next(iter(re.findall(r"[\w-]+$", before)), "")
+    foreign = words().advice.keys() | words().keywords.keys() | _OWN | _JOINING
+    is_named = bool(follows) and (follows[0].isalnum() or follows[0] in '_"') and follows not in foreign
+    for sign in sorted(slip.expected - {"NAME", "INT", "STRING", "_NL", "..", "...", "-", "+"}):
+        shown = sign
+        if sign == "(" and slip.place == "c" and after:
+            text, shown, after = "(", "()", after + ")"
+        elif sign == "(" and last:
+            text, shown = ("() " if after[:1].isalnum() or after[:1] in ("{", "-") else "()"), "()"
+        elif sign in (")", "]") and len(open_brackets(slip.line, len(slip.line))) > 0:
+            text = sign if after[:1] in ("", ")", "]", ",", "@") else f"{sign} "
+        elif sign == "," and is_named and last not in foreign:
+            text = ", "
+        elif sign == "=" and slip.place == "c" and follows.isdigit():
+            text = " = "
+        elif sign == "{" and not after:
+            text = " {"
+        elif sign == "@" and follows in slip.axes:
+            text = " @"
+        elif (
+            len(slip.expected) == 1
+            and sign not in ("(", ")", "]", ",", "{", "@")
+            and (sign not in (":", "=") or (is_named and last not in foreign))
+        ):
+            text = "[" if sign == "[" else f" {sign} "
+        else:
+            continue
+        yield f"`{shown}` is missing", (before + text + after).strip()
+
+
+# ---- the search ------------------------------------------------------------------------------------------------------
+
+
+def instead_of(at: RefusedLine, parser: Tables) -> Instead | None:
+    """The line to write instead, and the reason.
+
+    Only the reason is given if no proposal can be read.
+    """
+    reasons: list[str] = []
+    for with_rows in (True, False):
+        found = _search(at, parser, with_rows, reasons)
+        if found is not None:
+            return found
+        if reasons:
+            break
+    reason = next(iter(reasons), "") or (_advice(at.line, False) if at.place not in "hc" else "")
+    return Instead(reason) if reason else None
+
+
+def _search(at: RefusedLine, parser: Tables, with_rows: bool, reasons: list[str]) -> Instead | None:
+    whys: list[str] = []
+    seen = {at.line}
+    opened = max(0, _opens(at))
+    for _ in range(_ROUNDS_MAX):
+        refused = _refusal(at, parser)
+        expected = _expected(refused[1] if refused else None, parser)
+        step: tuple[str, RefusedLine] | None = None
+        slip = _Slip(at.line, at.column, at.place, expected, at.axes)
+        for proposals in ([_by_rows(at)] if with_rows else []) + [_edits(slip)]:
+            best = len(at.line) - at.column
+            for why, line in proposals:
+                if not line:
+                    reasons.append("; ".join([*whys, why]))
+                if not line or line in seen:
+                    continue
+                seen.add(line)
+                new = evolve(at, line=line)
+                if _opens(new) > opened:
+                    continue
+                refused = _refusal(new, parser)
+                if refused is None or refused[0] > len(line) + _first_of(at.after):
+                    return Instead("; ".join(dict.fromkeys([*whys, why])), line)
+                if len(line) - refused[0] < best:
+                    best = len(line) - refused[0]
+                    step = why, evolve(new, column=max(0, refused[0]))
+            if step is None and with_rows:
+                reasons += [advice] if (advice := _advice(at.line, True)) and at.place in "lm" else []
+            if step is not None or (with_rows and reasons):
+                break
+        if step is None:
+            return None
+        whys.append(step[0])
+        at = step[1]
+    return None
+
+
+# A common word is no habit where it is a name: of a tensor on the left, in a path, a class behind `of`, in quotes.
+_NAMED = re.compile(r'"[^"]*"?|^\s*(?:state|derive)\b[^=]*|^\s*[\w.-]+(?=\s*(?:\[[^]]*\])?\s*[=:])|\bof\s+\w+')
+_COMMON = re.compile(r"(?<![\w-])[A-Za-z_][\w-]*(?![\w.-])")
+
+
+def _advice(line: str, always: bool) -> str:
+    """Advice for the first word of another tool in a line."""
+    known = words()
+    if always:
+        bare = line if line.startswith('"') else re.sub(r'"[^"]*"?', " ", line)  # of JSON the keys stand in quotes
+        found = [one for one in re.findall(r"[A-Za-z_][\w-]*", bare) if one in known.always]
+    else:
+        found = [one for one in _COMMON.findall(_NAMED.sub(" ", line)) if one in known.advice]
+    return next((known.advice[one] for one in found if one not in _OWN), "")
+
+
+# ---- replacements that a template of groups cannot express -----------------------------------------------------------
+
+
+def _number(found: Match[str]) -> str | None:
+    """`500_000`, `4,096`, `0x10`, `4.0` and `5e8` in digits."""
+    text = found[0].replace("_", "").replace(",", "")
+    try:
+        value = int(text, 0) if text[:2].lower() in ("0x", "0b", "0o") else float(text)
+    except ValueError:
+        return None
+    return str(int(value)) if value == int(min(value, 2.0**62)) else None
+
+
+def _dtype(found: Match[str]) -> str | None:
+    """An element type as others call it."""
+    name = found[0].strip('"').rpartition(".")[2]
+    return words().dtypes.get(name, name if name in ELEMENT_TYPES else None)
+
+
+def _template(found: Match[str]) -> str:
+    """`"ln.%d" % l`, `"ln." + str(l)`, `"ln.{}".format(l)` as one template."""
+    text, name, rest = found[1], f"{{{found[2]}}}", found[3] or ""
+    put, count = re.subn(r"%0?\d*[ds]|\{\}", name, text, count=1)
+    return f'"{put if count else text + name}{rest}"'
+
+
+def _parts(found: Match[str]) -> str | None:
+    """`cat(gate: f, up: f)` as `(gate: f + up: f)`; parts without labels may be tensors."""
+    return f"({' + '.join(one.strip() for one in found[1].split(','))})" if ":" in found[1] else None
+
+
+def _cuts(found: Match[str]) -> str:
+    """`@(a, b)` as `@a@b`."""
+    return "".join(f"@{name}" for name in re.findall(r"\w+", found[0]))
+
+
+def _key(found: Match[str]) -> str:
+    """`config["a"]` as `config.a`, with its default."""
+    return f"default(config.{found[1]}, {found[2].strip()})" if found[2] else f"config.{found[1]}"
+
+
+_CALLS: dict[str, Callable[[Match[str]], str | None]] = {
+    "cuts": _cuts,
+    "dtype": _dtype,
+    "key": _key,
+    "number": _number,
+    "parts": _parts,
+    "template": _template,
+}
