@@ -376,7 +376,9 @@ def _inserted(slip: _Slip) -> Iterator[tuple[str, str]]:
     last = next(iter(re.findall(r"[\w-]+$", before)), "")
     foreign = words().advice.keys() | words().keywords.keys() | _OWN | _JOINING
     is_named = bool(follows) and (follows[0].isalnum() or follows[0] in '_"') and follows not in foreign
-    for sign in sorted(slip.expected - {"NAME", "INT", "STRING", "_NL", "..", "...", "-", "+"}):
+    for sign in sorted(
+        slip.expected - {"NAME", "INT", "STRING", "_NL", "..", "...", "-", "+"}, key=lambda one: (one != "=", one)
+    ):
         shown = sign
         if sign == "(" and slip.place == "c" and after:
             text, shown, after = "(", "()", after + ")"
