@@ -148,7 +148,8 @@ def _by_rows(at: RefusedLine) -> Iterator[tuple[str, str]]:
     for row in rows():
         if at.place not in row.place:
             continue
-        for match in _compiled(row.pattern, at.axes, at.tensors).finditer(at.line):
+        axes, tensors = at.axes * ("<A>" in row.pattern), at.tensors * ("<T>" in row.pattern)
+        for match in _compiled(row.pattern, axes, tensors).finditer(at.line):
             if not match.start() <= at.column or at.line[match.end() : at.column].strip():
                 continue
             made = row.applied(match)
