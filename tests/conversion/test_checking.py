@@ -5,6 +5,7 @@ These mistakes show only in cut layouts.
 
 from __future__ import annotations
 
+import re
 from itertools import product
 from pathlib import Path
 
@@ -649,3 +650,31 @@ layout x() of m {
     )
     spec.write_text(text.replace("not full", 'where(config.kinds, "linear")'))
     assert not check("x.ucpl", Given(config={"kinds": ["linear"] * 3})).remarks, "another config has the others"
+
+
+OWNERS = """ucpl 1
+model m {
+  dim t = 4, h = 2
+  w : t h
+}
+layout x(pp, owner) of m {
+  mesh pp
+  file weights = torch "{pp}.pt"
+  w[t[..1]] = h as "w.{t}" at pp[0]
+  w[t[where(owner, 0)]] = h as "w.{t}" at pp[0]
+  w[t[where(owner, 1)]] = h as "NAME" at pp[1] when pp > 1
+}
+"""
+
+
+def test_a_list_without_a_default_is_drawn_so_that_the_layout_holds(spec: Path) -> None:
+    """Tensor 0 is stored already, so that no owner has it; the others need one."""
+    spec.write_text(OWNERS.replace("NAME", "w.{t}"))
+    found = check("x.ucpl", Given())
+    assert not found.findings and not found.unchecked
+    assert re.fullmatch(r"x holds at pp = 2, owner = \[[19]?[0-9]*(, [01]){3}\]", found.tried[0])
+
+
+def test_a_fault_at_every_list_is_the_text_s(spec: Path) -> None:
+    spec.write_text(OWNERS.replace('as "NAME"', 'h as "w.{t}"'))
+    assert [d.code for d in check("x.ucpl", Given()).findings] == ["E205"]

@@ -211,3 +211,58 @@ def test_assert_round_trip_takes_a_config_and_sizes() -> None:
     )
     with pytest.raises(ValueError, match="8,030,261,248 elements"):
         assert_round_trip(a, b, config=LLAMA)
+
+
+LISTS = """ucpl 1
+
+model m {
+  dim l = 6, h = 4
+  w : l h
+  x : h
+}
+
+layout stages(pp, stages, tp = 1) of m {
+  mesh pp tp
+  index l = l@pp[stages]
+  file weights = torch "{pp}_{tp}.pt"
+  w[l] = h@tp as "w.{l.local}"
+  x = h@tp as "x" at pp[0]
+}
+
+layout cuts(tp, cuts) of m {
+  mesh tp
+  file weights = torch "{tp}.pt"
+  w = l h@tp[cuts] as "w"
+  x = h@tp[cuts] as "x"
+}
+
+layout owners(pp, owner) of m {
+  mesh pp
+  file weights = torch "{pp}.pt"
+  w[l[where(owner, 0)]] = h as "w.{l}" at pp[0]
+  w[l[where(owner, 1)]] = h as "v.{l}" at pp[1] when pp > 1
+  w[l[where(owner, 2)]] = h as "u.{l}" at pp[2] when pp > 2
+  x = h as "x"
+}
+
+layout some(pp, first) of m {
+  mesh pp
+  file weights = torch "{pp}.pt"
+  w[l[first]] = h as "w.{l}" at pp[0]
+  w[l[not first]] = h as "w.{l}" at pp[-1]
+  x = h as "x"
+}
+"""
+
+
+@pytest.mark.parametrize("layout", ["stages", "cuts", "owners", "some"])
+def test_lists_without_a_default_are_drawn_for_each_degree(layout: str) -> None:
+    (report,) = roundtrip(LISTS, layout, examples=4)
+    assert len(report.tried) == 4 and report.elements
+    assert all(" = [" in side for text in report.tried for side in text.split(" -> "))
+
+
+def test_a_list_that_is_given_is_not_drawn() -> None:
+    argument = nodes.Argument("stages", nodes.List((nodes.Number(5), nodes.Number(1))))
+    (report,) = roundtrip(LISTS, "stages", examples=2, arguments=(argument,), degrees={"pp": [2], "tp": [1, 2]})
+    assert len(report.tried) == 2 and not any(" = [" in text for text in report.tried)

@@ -1,10 +1,10 @@
 """Parse, resolve and type-check all models, layouts and plans of .ucpl files.
 
-Exit 1 if anything is wrong. A parameter without a default is tried at 1, axes of the mesh at the least degrees above
-1 that divide: each alone, then all together. A layout of any model is tried over the file's own model or a small one
-of ours. Dims without a size, or with one of a config that is not given, get small drawn sizes. If a failed assert or
-cut depends on a value that was only tried, it is a remark; otherwise it is an error. A tensor that no entry stores is
-a remark.
+Exit 1 if anything is wrong. A parameter without a default is tried at 1, a list at small drawn ones, axes of the mesh
+at the least degrees above 1 that divide: each alone, then all together. A layout of any model is tried over the
+file's own model or a small one of ours. Dims without a size, or with one of a config that is not given, get small
+drawn sizes. If a failed assert or cut depends on a value that was only tried, it is a remark; otherwise it is an
+error. A tensor that no entry stores is a remark.
 """
 
 from __future__ import annotations

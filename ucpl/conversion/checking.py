@@ -1,8 +1,8 @@
 """Parse, resolve and type-check all statements of one .ucpl file.
 
-A parameter without a default is tried at 1. Axes of the mesh are tried at the least degrees above 1 that divide. A layout of
-any model is tried over the file's own model, or a small built-in one. A fault that depends on a value (an assert, a cut) is a
-remark if the value was a trial, and an error if the file states the value.
+A parameter without a default is tried at 1, or at drawn lists if the text uses it as a list. Axes of the mesh are tried at the
+least degrees above 1 that divide. A layout of any model is tried over the file's own model, or a small built-in one. A fault
+that depends on a value (an assert, a cut) is a remark if the value was a trial, and an error if the file states the value.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ucpl.conversion.changing import demand_acting, demand_left_out, demand_stat
 from ucpl.conversion.degrees import (
     ALONE,
     Degrees,
+    ListTrial,
     call_at,
     degrees_of,
     degrees_text,
@@ -31,6 +32,7 @@ from ucpl.conversion.degrees import (
     open_parameters,
     try_degrees,
 )
+from ucpl.conversion.drawn_lists import call_with_lists, dims_of, list_parameters, lists_text
 from ucpl.conversion.drawn_sizes import Sizes, lets_of
 from ucpl.conversion.error_causes import rests_on_a_try, same_place
 from ucpl.conversion.forms import demand_names
@@ -193,7 +195,7 @@ class _Checker:
     tried: list[str] = field(factory=list)
     unchecked: list[str] = field(factory=list)
     counts: dict[str, int] = field(factory=dict)
-    held: tuple[Degrees, ...] = ()  # degrees at which the last layout holds
+    held: dict[str, nodes.Call] = field(factory=dict)  # calls of the last layout that hold, by their degrees
     untried: list[str] = field(factory=list)  # remarks on axes that no degree suits
 
     def run(self, call: nodes.Call | None) -> None:
@@ -357,7 +359,10 @@ class _Checker:
 
         Returns: the number of mesh axes that no degree suits.
         """
-        base = {p.name: n for p in node.parameters if (n := _first(p)) is not None}
+        lists = list_parameters(self.library, node)
+        drawn = {one.name for one in lists}
+        base = {p.name: n for p in node.parameters if (n := _first(p)) is not None and p.name not in drawn}
+        self.held = {}
         for text in _uncut(node):
             self.remark(text)
         failed = self.base_fails(node, base)
@@ -365,8 +370,9 @@ class _Checker:
         if self.open_numbers(node):
             axes = ()  # trial sizes of 1 cannot be divided
         tried = try_degrees(base, axes, lambda degrees: self.stored(node, degrees))
-        self.held = (*(() if failed else (base,)), *tried.good)
-        good = "; ".join(degrees_text(self.changed(base, axes, degrees)) for degrees in tried.good)
+        good = "; ".join(self.held_text(self.changed(base, axes, degrees), degrees) for degrees in tried.good)
+        if lists and not failed and not good:
+            good = self.held_text(base, base)
         if good:
             self.tried.append(f"{node.name} holds at {good}")
         elif failed:
@@ -399,6 +405,8 @@ class _Checker:
         try:
             self.stored(node, base)
         except UcplError as error:
+            if isinstance(error.diagnostics[0].about, ListTrial):
+                return error.diagnostics[0].message
             was_tried = any(p.default is None for p in node.parameters) or self.open_numbers(node)
             if was_tried and hangs_on_a_number(error) and self.may_suit_others(node, base, error.diagnostics[0]):
                 return error.diagnostics[0].message
@@ -436,7 +444,39 @@ class _Checker:
 
     def stored(self, node: nodes.Layout, degrees: Degrees) -> None:
         """Check all ranks of a layout at some degrees, and its completeness."""
-        self.complete(self.located(call_at(node, degrees), rank=None), node)
+        call = self.with_lists(node, degrees)
+        self.complete(self.located(call, rank=None), node)
+        self.held[degrees_text(degrees)] = call
+
+    def held_text(self, changed: Degrees, degrees: Degrees) -> str:
+        """Degrees at which a layout holds, with its drawn lists."""
+        lists = lists_text(self.held[degrees_text(degrees)])
+        return ", ".join(filter(None, (degrees_text(changed), lists)))
+
+    def with_lists(self, node: nodes.Layout, degrees: Degrees) -> nodes.Call:
+        """The call at some degrees, with lists that suit them.
+
+        Lists that leave out a tensor are the second choice.
+        """
+        lists = list_parameters(self.library, node)
+        if not lists:
+            return call_at(node, degrees)
+        model = _Drawing.of(self, node.name, (node,)).model
+        known = {**self.open_numbers(node), **self.given.sizes}
+        sizes = dims_of(model, node, self.library, known, self.given.config or {})
+
+        def attempt(call: nodes.Call, *, all_stored: bool) -> None:
+            one = _Checker(self.library, self.file, self.given)
+            side = one.located(call, rank=None)
+            one.complete(side, node)
+            absent = tensors_without_entry(side.layout, frozenset())
+            if absent and all_stored:
+                raise UcplError(Diagnostic("E313", f"{node.name} stores nothing of {listed(absent)}"))
+
+        try:
+            return call_with_lists(node, degrees, lists, sizes, partial(attempt, all_stored=True))
+        except UcplError:
+            return call_with_lists(node, degrees, lists, sizes, partial(attempt, all_stored=False))
 
     def complete(self, side: Side, node: nodes.Layout) -> None:
         """Check that a layout stores the complete model.
@@ -612,7 +652,7 @@ class _Drawn:
 
     suits: bool = False
     sizes: dict[str, int] = field(factory=dict)
-    held: tuple[Degrees, ...] = ()
+    held: dict[str, nodes.Call] = field(factory=dict)
     tried: list[str] = field(factory=list)
     untried: list[str] = field(factory=list)
     remarks: list[str] = field(factory=list)  # those that do not depend on the draw
@@ -710,9 +750,9 @@ class _Drawing:
     def unread(self, drawn: _Drawn) -> Iterator[str]:
         """A remark on open dims that no shape would give."""
         lost: dict[str, str] = {}
-        for node in self.layouts if drawn.held else ():
-            for degrees in drawn.held if node.of != "any" else ():
-                lost |= self.lost(call_at(node, degrees), drawn.sizes)
+        for call in drawn.held.values():
+            if not Called(self.checker.library, call).is_of_any:
+                lost |= self.lost(call, drawn.sizes)
         if lost:
             why = next((f" ({why})" for why in lost.values() if why), "")
             yield f"{self.name} as a source needs {_options([*lost])}: no stored shape of it gives {listed([*lost])}{why}"

@@ -23,6 +23,7 @@ from ucpl.records import define, frozen
 __all__ = [
     "OF_A_NUMBER",
     "Degrees",
+    "ListTrial",
     "Tried",
     "call_at",
     "combinations",
@@ -50,8 +51,14 @@ OF_A_NUMBER = frozenset(
 )
 
 
+@frozen
+class ListTrial:
+    """The mark of an error at a drawn list: another may suit."""
+
+
 def hangs_on_a_number(error: UcplError) -> bool:
-    return error.diagnostics[0].code in OF_A_NUMBER
+    found = error.diagnostics[0]
+    return found.code in OF_A_NUMBER or isinstance(found.about, ListTrial)
 
 
 def degrees_of(library: Library, node: nodes.Layout) -> tuple[str, ...]:

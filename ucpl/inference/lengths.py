@@ -40,7 +40,7 @@ class Length:
 
 
 def number(scope: Scope, expr: nodes.Expr) -> int | None:
-    """The value of an expression, or None if it is unknown or a list."""
+    """The value of an expression; None: unknown, or a list."""
     try:
         return scope.integer(expr)
     except UcplError as error:

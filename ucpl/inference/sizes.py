@@ -55,7 +55,7 @@ def sizes_of_shapes(
     config: Mapping[str, Json] | None = None,
     given: Mapping[str, Value] | None = None,
 ) -> Found:
-    """As `sizes_from`, of keys with shapes, each as often as it is stored."""
+    """Sizes from keys with shapes, each as often as it is stored."""
     layout = library.layout(call.name).node
     assert isinstance(layout, nodes.Layout)
     if layout.of == "any":

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import permutations, product
 
 from attrs import evolve, field
 
 from ucpl.conversion.degrees import Degrees, call_at, degrees_of, degrees_text, hangs_on_a_number, is_part
+from ucpl.conversion.drawn_lists import ListParameter, call_with_lists, dims_of, list_parameters, lists_text
 from ucpl.conversion.drawn_sizes import Sizes, lets_of
 from ucpl.errors import Label, UcplError, fail
 from ucpl.language import nodes, parse
@@ -16,6 +18,7 @@ from ucpl.layout import Library, load, resolve
 from ucpl.layout.name_remedies import nearest
 from ucpl.layout.scope import Config, Value
 from ucpl.layout.statements import called_model
+from ucpl.lint.missing_tensors import holes, tensors_without_entry
 from ucpl.placement import Placement, locate
 from ucpl.records import define, frozen
 from ucpl.testing.laws import assert_round_trip
@@ -125,6 +128,7 @@ class _Given:
     def axes(self, layout: nodes.Layout) -> tuple[str, ...]:
         """Parameters that are degrees: mesh axes, and those without a value."""
         axes, said = degrees_of(self.library, layout), {a.name for a in self.arguments}
+        said |= {one.name for one in list_parameters(self.library, layout)}
         return tuple(p.name for p in layout.parameters if (p.name in axes or p.default is None) and p.name not in said)
 
     def model_of(self, layout: nodes.Layout) -> nodes.Model:
@@ -159,10 +163,12 @@ def _best(given: _Given, layout: nodes.Layout, examples: int, chance: random.Ran
     model = given.model_of(layout)
     chain = [link.node for link in given.library.chain(layout.name)]
     sizes = Sizes.of(model, chain, given.sizes, given.config, lets_of(given.library))
+    said = {a.name for a in given.arguments}
+    lists = tuple(one for one in list_parameters(given.library, layout) if one.name not in said)
     best: _Suiting | None = None
     for _ in range(DRAWS_MAX):
         small = sizes.draw(chance, model, given.sizes, given.config)
-        drawn = _Suiting(given, layout, small, given.axes(layout))
+        drawn = _Suiting(given, layout, small, given.axes(layout), lists=lists)
         drawn.search(examples, chance)
         if best is None or (len(drawn.reached), len(drawn.found)) > (len(best.reached), len(best.found)):
             best = drawn
@@ -188,8 +194,13 @@ class _Suiting:
     reached: set[str] = field(factory=set)  # axes that were changed
     met: list[Degrees] = field(factory=list)
 
+    lists: tuple[ListParameter, ...] = ()
+    calls: dict[str, nodes.Call] = field(factory=dict)  # with drawn lists, by their degrees
+
     def named(self, degrees: Degrees) -> str:
-        return f"{self.layout.name}({degrees_text(degrees)})"
+        drawn = self.calls.get(degrees_text(degrees))
+        more = lists_text(drawn) if drawn is not None and self.lists else ""
+        return f"{self.layout.name}({', '.join(filter(None, (degrees_text(degrees), more)))})"
 
     def values(self, axis: str) -> Sequence[int]:
         return self.given.degrees.get(axis, TRIED)
@@ -222,16 +233,47 @@ class _Suiting:
 
     def attempt(self, degrees: Degrees) -> None:
         self.met.append(degrees)
-        call = call_at(self.layout, degrees)
-        call = evolve(call, arguments=(*call.arguments, *self.given.arguments))
-        sizes: dict[str, Value] = {**self.given.sizes, **self.small}
-        model = self.given.model_of(self.layout) if self.layout.of == "any" else None
+        made: list[Placement] = []
+
+        def attempt(call: nodes.Call) -> None:
+            made[:] = [self.placed(call)]
+
         try:
-            made = resolve(self.given.library, call, model=model, config=self.given.config, define_sizes=sizes)
-            self.found.append((degrees, locate(made)))
+            if self.lists:
+                self.calls[degrees_text(degrees)] = call_with_lists(
+                    self.layout, degrees, self.lists, self.dims, partial(self.stores_all, attempt, made)
+                )
+            else:
+                attempt(call_at(self.layout, degrees))
+            self.found.append((degrees, made[0]))
         except UcplError as error:
             if not hangs_on_a_number(error):
                 raise
             self.refused.append(f"{self.named(degrees)}: {error.diagnostics[0].message}")
             return
         self.reached |= {a for a in self.axes if degrees[a] != self.values(a)[0]}
+
+    def placed(self, call: nodes.Call) -> Placement:
+        call = evolve(call, arguments=(*call.arguments, *self.given.arguments))
+        sizes: dict[str, Value] = {**self.given.sizes, **self.small}
+        model = self.given.model_of(self.layout) if self.layout.of == "any" else None
+        return locate(resolve(self.given.library, call, model=model, config=self.given.config, define_sizes=sizes))
+
+    @staticmethod
+    def stores_all(attempt: Callable[[nodes.Call], None], made: list[Placement], call: nodes.Call) -> None:
+        """Place a call with drawn lists.
+
+        Raises: UcplError E313 if a tensor is not stored, or in part.
+        """
+        attempt(call)
+        absent = tensors_without_entry(made[0].layout, frozenset())
+        if absent:
+            fail("E313", f"{call.name} stores nothing of {absent[0]}", remedy="store it")
+        found = next(holes(made[0]), None)
+        if found is not None:
+            fail("E313", f"{found}, the first {found.first}", remedy="store it")
+
+    @property
+    def dims(self) -> Mapping[str, int]:
+        sizes = {**self.given.sizes, **self.small}
+        return dims_of(self.given.model_of(self.layout), self.layout, self.given.library, sizes, self.given.config)
