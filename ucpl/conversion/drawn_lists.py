@@ -1,6 +1,6 @@
 """Values for list parameters without a default, found by search.
 
-The text shows what a list is for: `where(p, 1)` asks for kinds, `@tp[p]` for the sizes of pieces, `l[p]` for indices, `by l`
+The text shows the use of a list: `where(p, 1)` asks for kinds, `@tp[p]` for the sizes of pieces, `l[p]` for indices, `by l`
 for sizes. A first list is drawn, and changed item by item until the layout holds. A list suits one degree and maybe no other.
 """
 

@@ -76,7 +76,13 @@ def _opened(here: Path, layout: Called | None, given: Given) -> Checkpoint:
     if names and not (layout.is_of_any and set(names) <= {models.weights_file}):
         return models.open_named(here, names)
     if layout.is_of_any:
-        return _with_prefix(_with_master(read(here, order), layout), layout)
+        try:
+            opened = read(here, order)
+        except UcplError:
+            if (named := _of_named_files(here, layout, given)) is None:
+                raise
+            return named
+        return _with_prefix(_with_master(opened, layout), layout)
     known = evolve(given, config=given.config if given.config is not None else _config_beside(here))
     try:
         placement = located(layout, known).placement
@@ -291,6 +297,29 @@ def _safetensors_of(layout: Called, here: Path) -> tuple[str, ...]:
         and (below or format_of_models().store().recognises(here))
         else ()
     )
+
+
+def _of_named_files(here: Path, layout: Called, given: Given) -> Checkpoint | None:
+    """A folder that only a layout of any model describes, or None.
+
+    Its files' keys name the tensors.
+    """
+    from ucpl.formats.named_files import open_files
+    from ucpl.inference.key_names import files_of_keys, tensors_of_keys
+    from ucpl.language import nodes
+    from ucpl.layout.statements import CallInputs, open_layout
+
+    folder = here if here.is_dir() else here.parent
+    if (like := _files_like(layout, folder)) is None:
+        return None
+    inputs = CallInputs(given.config or {}, given.sizes, given.inherited)
+    of_any = open_layout(layout.library, layout.call, inputs, nodes.Model("checkpoint", ()))
+    names = [name for name in files_of_keys(of_any) if here.is_dir() or name == here.name]
+    if not any((folder / name).is_file() for name in names):
+        return None
+    opened = open_files(here, names, like[1])
+    tensors = tensors_of_keys(of_any, opened.extents.values())
+    return evolve(opened, state=evolve(opened.state, tensors=tensors)) if tensors else None
 
 
 def _files_like(layout: Called, here: Path) -> tuple[list[str], Aside] | None:

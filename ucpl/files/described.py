@@ -220,7 +220,7 @@ def _way_out(path: Path, shards: Sequence[Path], part: str, *, trusted: bool = F
         return f"{made} {_code(listed, part, trusted=trusted)}"
     return (
         f"its {len(shards)} files are parts of one checkpoint: give a spec with --from FILE.ucpl:LAYOUT, whose `file`"
-        " lines name them, of `framework torch()` and of a model that the spec has (`of any` cannot read them)"
+        " lines name them, of `framework torch()`. A layout of any model reads keys with `{name}`"
     )
 
 
