@@ -18,8 +18,10 @@ from attrs import evolve, field
 from ucpl.errors import Label, fail
 from ucpl.extents import BY_TORCH
 from ucpl.inference.hf.families import HEAD, KINDS, LAYERS_MAX, WORDS, shapes_of
+from ucpl.inference.hf.folding import Form, form_of, joined
 from ucpl.inference.hf.offline import offline
 from ucpl.inference.hf.records import Config, FoundTensor, Version
+from ucpl.inference.hf.splits import Split, split_of
 from ucpl.inference.hf.varying import COUNTED, Other, lists_of, numbers_of, varied
 from ucpl.records import frozen
 
@@ -41,6 +43,7 @@ class Class:
     absent: dict[str, int] = field(factory=dict)
     origin: str = "its transformers class"
     dropped: tuple[str, ...] = ()  # patterns of keys that it does not take from files
+    splits: dict[str, Split] = field(factory=dict)  # of fused tensors, by the name with * for numbers
 
 
 class _Tensor(Protocol):
@@ -171,6 +174,7 @@ def _asked(library: _Library, config: Config, place: str) -> Class:
         absent,
         f"tensors that {type(model).__name__} of transformers saves",
         tuple(map(str, getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())),
+        library.splits(model),
     )
 
 
@@ -288,6 +292,27 @@ class _Library:
         """Second names of tensors, each with the name that is saved."""
         tied = getattr(model, "all_tied_weights_keys", None)
         return dict(tied) if isinstance(tied, dict) else {}
+
+    def splits(self, model: _Model) -> dict[str, Split]:
+        """The splits of fused tensors by the class's source, one for all layers, by their names on disk."""
+        out: dict[str, Split] = {}
+        seen: set[Form] = set()
+        submodule = getattr(model, "get_submodule", None)
+        if submodule is None:
+            return {}
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            form, _ = form_of(name)
+            if form in seen:
+                continue
+            seen.add(form)
+            module, _, leaf = name.rpartition(".")
+            if leaf in ("weight", "bias"):
+                module, _, leaf = module.rpartition(".")
+            found = split_of(type(submodule(module)), leaf)
+            disk = [*_reverted(model, {name: tensor})] if found is not None else []
+            if found is not None and len(disk) == 1:
+                out[joined(form_of(disk[0])[0], "*")] = found
+        return out
 
     def on_disk(self, model: _Model, ties: dict[str, str]) -> dict[str, str]:
         """The same, by the names of files."""

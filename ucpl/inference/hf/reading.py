@@ -90,6 +90,7 @@ def _of_class(made: Class | None, config: Config, notes: tuple[str, ...]) -> Mod
         made.cuts,
         notes,
         made.origin,
+        splits=made.splits,
     )
     return facts if behind is None else evolve(facts, tensors=_with_behind(own.tensors, behind), behind=behind)
 

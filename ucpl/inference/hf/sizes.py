@@ -14,6 +14,7 @@ from attrs import evolve, field
 
 from ucpl.inference.hf.recipes import Parts
 from ucpl.inference.hf.records import ModelFacts, Vector
+from ucpl.inference.hf.splits import Split
 from ucpl.inference.hf.varying import COUNTS, EXPERTS, HEADS, WIDTH
 from ucpl.records import define, frozen
 
@@ -40,6 +41,7 @@ _SHORT = {
 _CUT = {"heads": "equal", "groups": "equal", "linear_keys": "equal", "ssm_heads": "equal", "ssm_groups": "equal"}
 _CUT |= {"ffn": "chunk", "vocab": "chunk", "inner": "chunk"}
 _FACTORS = (2, 3, 4)
+_ATTENTION = re.compile(r"att", re.IGNORECASE)
 _TRIES_MAX = 2_000  # of one axis
 
 
@@ -113,6 +115,23 @@ class SizeSolver:
         n = len(recipe.outer)
         parts = tuple((label, sizes[n:]) for (_, label), sizes in zip(terms, found, strict=True))
         return Stacked(found[0][:n], parts)
+
+    def split(self, vector: Vector, split: Split, name: str) -> Stacked | None:
+        """The equal parts of a fused axis by the class's source, if dims explain the size of a part."""
+        if any(v % split.count for v in vector):
+            return None
+        part = tuple(v // split.count for v in vector)
+        roles: list[tuple[str, ...]] = [("ffn",), ("inner",)]
+        if split.count > 2 or split.kind == "by_head":
+            roles = [("heads", "head")] if _ATTENTION.search(name) else []
+        found = self.axis(part, roles, name)
+        if found is None or not any(s.cut for s in found):
+            return None
+        outer = {"joined": 0, "strided": len(found), "by_head": 1}[split.kind]
+        if outer > len(found) or (split.kind == "by_head" and len(found) < 2):
+            return None
+        inner = found[outer:] or (self.role("one")[0],)
+        return Stacked(found[:outer], tuple((label, inner) for label in split.labels))
 
     def count(self, vector: Vector, container: str) -> DimSize | None:
         """The key that counts a container.

@@ -27,6 +27,7 @@ from ucpl.texts import Json
 __all__ = ["text_of"]
 
 _EXPERTS = re.compile(r"expert")
+_EXPERTS_RANK = 3  # axes of a weight that holds all experts
 _ONE_STAGE, _STAGES = "tp_{tp:02}.safetensors", "pp_{pp:02}_tp_{tp:02}.safetensors"
 _TP = {
     "colwise": 0,
@@ -119,13 +120,17 @@ class _Writer:
         dtypes = [f.first.dtype for f in folded if f.pattern not in self.pairs] or ["f32"]
         common = max(dict.fromkeys(dtypes), key=dtypes.count)
         lines = _Lines()
+        found: list[tuple[Folded, _Stored]] = []
         named = dict(zip((f.pattern for f in folded), names, strict=True))
         for f, path in zip(folded, names, strict=True):
             if f.pattern in self.pairs:
                 if f is self.pairs[f.pattern][0].weight:
                     self.write_pair(lines, self.pairs[f.pattern], path, named[self.pairs[f.pattern][0].scale.pattern])
                 continue
-            self.write(lines, f, path, None if f.first.dtype == common else f.first.dtype)
+            found.append((f, self.stored(f, path)))
+        kept = self.settled(found)
+        for f, _ in found:
+            self.write(lines, f, kept[f.pattern], None if f.first.dtype == common else f.first.dtype)
         model = _model_name(self.facts.config)
         return self.page(model, common, lines, dict(zip((f.sample for f in folded), names, strict=True)))
 
@@ -201,17 +206,73 @@ class _Writer:
 
     # ---- one tensor ----------------------------------------------------------------------------------------------
 
-    def write(self, lines: _Lines, f: Folded, path: str, dtype: str | None) -> None:
+    def stored(self, f: Folded, path: str) -> _Stored:
+        """A tensor with the cut of its dims, or else of the class's plan."""
         indices = tuple(self.counts[c] for c in f.containers)
         extents = tuple(self.extent(f, i) for i in range(len(f.containers)))
         key = nodes.Clause("as", (self.template(f, indices),))
         stored = _Stored(path, indices, extents, (*self.stage(f), key), self.axes(f, set(indices)))
+        return stored if any(_is_cut(axis) for axis in stored.axes) else self.planned(f, stored)
+
+    def settled(self, found: list[tuple[Folded, _Stored]]) -> dict[Form, _Stored]:
+        """The tensors with cuts that a job can run: the modules of a layer are cut alike or not at all.
+
+        A dim that only one module of a layer is cut along stays complete, and so does one whose double or triple is an
+        axis of the same module's neighbour: parts of unknown order may be in it.
+        """
+        modules: dict[tuple[Form, str], set[Form]] = {}
+        for f, stored in found:
+            for name in _cut_names(stored):
+                modules.setdefault((_layer(f), name), set()).add(_module(f))
+        for pair, wholes in self.pairs.values():
+            for whole in wholes:
+                if whole is not None and whole.of:
+                    modules.setdefault((_layer(pair.weight), whole.of), set()).add(_module(pair.weight))
+        for f, stored in found:  # dims that one tensor is cut along are one
+            keys = [(_layer(f), name) for name in _cut_names(stored)]
+            several = set().union(*(modules[key] for key in keys))
+            modules |= dict.fromkeys(keys, several)
+        alone = {key for key, several in modules.items() if len(several) < 2 and key[0]}
+        fused = self.fused(found)
+        out: dict[Form, _Stored] = {}
+        for f, stored in found:
+            refused = {n for n in _cut_names(stored) if (_layer(f), n) in alone or (_parent(f), n) in fused}
+            out[f.pattern] = evolve(stored, axes=tuple(_uncut(a, refused) for a in stored.axes))
+        return out
+
+    def fused(self, found: list[tuple[Folded, _Stored]]) -> set[tuple[Form, str]]:
+        """Dims that a module is cut along, next to an unexplained multiple of them."""
+        out: set[tuple[Form, str]] = set()
+        for f, stored in found:
+            for i, axis in enumerate(stored.axes):
+                if axis.parts or not (names := {d.name for d in axis.outer if d.cut}):
+                    continue
+                for g, other in found:
+                    if _parent(g) != _parent(f) or (many := self.multiple(g, other, self.vector(f, i))) is None:
+                        continue
+                    out |= {(_parent(f), name) for name in names}
+                    self.say(
+                        f"{joined(g.pattern, '*')}: an axis is {many} * {' * '.join(d.name for d in axis.outer)}. Its"
+                        f" {many} parts may be side by side: write them. Until then the tensors of the module stay complete."
+                    )
+        return out
+
+    def multiple(self, f: Folded, stored: _Stored, vector: Vector) -> int | None:
+        """2 or 3, if an axis without parts and cuts is so many times as long in every version."""
+        for i, axis in enumerate(stored.axes):
+            if axis.parts or _is_cut(axis) or (not self.sizes.is_told and self.meant(f, i) is not None):
+                continue
+            mine = self.vector(f, i)
+            for many in (2, 3):
+                if len(mine) == len(vector) and all(a == many * b for a, b in zip(mine, vector, strict=True)):
+                    return many
+        return None
+
+    def write(self, lines: _Lines, f: Folded, stored: _Stored, dtype: str | None) -> None:
         kind = "buffer" if f.first.is_buffer else "parameter"
         for name, dims in _tensors(stored):
-            item = nodes.Tensor(name, (*extents, *map(nodes.Dimension, dims)), dtype, kind)  # type: ignore[arg-type]
+            item = nodes.Tensor(name, (*stored.extents, *map(nodes.Dimension, dims)), dtype, kind)  # type: ignore[arg-type]
             lines.tensors.append(print_item(item) + self.remark(f, stored))
-        if not any(_is_cut(axis) for axis in stored.axes):
-            stored = self.planned(f, stored)
         lines.is_cut |= any(_is_cut(axis) for axis in stored.axes)
         lines.entries.append(_entry(stored))
 
@@ -300,14 +361,19 @@ class _Writer:
         """The dims of an axis; None: an unexplained number."""
         name = joined(f.pattern, "*")
         wanted = [axes[axis] for axes in roles_of(name) if axis < len(axes)]
-        return self.solved(name, axis, wanted, self.vector(f, axis))
-
-    def solved(self, name: str, axis: int, wanted: list[tuple[str, ...]], vector: Vector) -> Axis | None:
+        vector = self.vector(f, axis)
         for recipe in parts_of(self.models, name, axis):
             stacked = self.sizes.stacked(vector, recipe, name)
             if stacked is not None:
                 return stacked
-        return self.sizes.axis(vector, wanted, name)
+        plain = self.sizes.axis(vector, wanted, name)
+        split = self.facts.splits.get(name)
+        is_linear = len(f.first.shape) < _EXPERTS_RANK
+        if split is None or (axis if is_linear else not axis):
+            return plain
+        if plain is not None and any(s.cut for s in plain) and not is_linear:
+            return plain
+        return self.sizes.split(vector, split, name) or plain
 
     def unexplained(self, name: str, size: int, vector: Vector) -> None:
         """Report a number that equals a key's, or that follows some key."""
@@ -326,9 +392,10 @@ class _Writer:
     def named(self, axis: Axis | None, size: int, taken: set[str]) -> _Named:
         if isinstance(axis, Stacked):
             outer = tuple(self.dim(s, taken) for s in axis.outer)
-            return _Named(
-                outer, tuple((label, tuple(self.dim(s, set(taken)) for s in sizes)) for label, sizes in axis.parts)
-            )
+            before = set(taken)
+            parts = tuple((label, tuple(self.dim(s, set(before)) for s in sizes)) for label, sizes in axis.parts)
+            taken |= {d.name for _, dims in parts for d in dims}
+            return _Named(outer, parts)
         if axis is not None:
             return _Named(tuple(self.dim(s, taken) for s in axis))
         for letter in "nmpqrstuvw":
@@ -430,7 +497,7 @@ def _tensors(stored: _Stored) -> list[tuple[str, list[str]]]:
 
 def _label(path: str, label: str) -> str:
     leaf = path.rpartition(".")[2]
-    return f"{label}_{leaf}" if leaf == "bias" else label
+    return f"{label}_bias" if leaf.endswith("bias") and not label.endswith("bias") else label
 
 
 def _beside(path: str, label: str) -> str:
@@ -480,7 +547,38 @@ def _product(dims: tuple[_Dim, ...], *, cut: bool) -> tuple[nodes.Axis, ...]:
 
 
 def _is_cut(axis: _Named) -> bool:
-    return any(d.cut for d in axis.outer) or any(d.cut for _, dims in axis.parts for d in dims)
+    return bool(_cut_dims(axis))
+
+
+def _cut_dims(axis: _Named) -> set[str]:
+    return {d.name for dims in (axis.outer, *(dims for _, dims in axis.parts)) for d in dims if d.cut}
+
+
+def _cut_names(stored: _Stored) -> set[str]:
+    return {name for axis in stored.axes for name in _cut_dims(axis)}
+
+
+def _uncut(axis: _Named, names: set[str]) -> _Named:
+    def dims(found: tuple[_Dim, ...]) -> tuple[_Dim, ...]:
+        return tuple(evolve(d, cut=None) if d.name in names else d for d in found)
+
+    return _Named(dims(axis.outer), tuple((label, dims(found)) for label, found in axis.parts))
+
+
+def _module(f: Folded) -> Form:
+    """The module of a tensor, by its pattern."""
+    return f.pattern[:-1] if f.pattern[-1] in ("weight", "bias") else f.pattern
+
+
+def _parent(f: Folded) -> Form:
+    """The module that uses the tensor's own."""
+    return _module(f)[:-1]
+
+
+def _layer(f: Folded) -> Form:
+    """The layer of a tensor: all up to the number of its first container; empty outside of layers."""
+    first = next((i for i, part in enumerate(f.pattern) if part is None), -1)
+    return f.pattern[: first + 1]
 
 
 # ---- names -----------------------------------------------------------------------------------------------------------
