@@ -53,19 +53,45 @@ def test_a_state_that_is_dropped_is_named_and_absent_or_refused(
     assert state not in states_of(tmp_path / "made", tmp_path / "back")
 
 
+@pytest.mark.parametrize("source", ["megatron/legacy_buckets", "megatron/dist_adam_tp2", "megatron/fsdp_tp2"])
 @pytest.mark.parametrize("target", [one.format("tp = 1") for one in MEGATRON if one != "megatron_core({})"])
-def test_megatrons_distributed_optimizer_has_both_moments_or_a_way_to_them(target: str, tmp_path: Path) -> None:
-    source = FIXTURES / "megatron" / "legacy_buckets"
+def test_megatrons_distributed_optimizer_has_both_moments_or_a_way_to_them(
+    source: str, target: str, tmp_path: Path
+) -> None:
     with pytest.raises(UcplError, match="E547: the target has exp_avg, fp32 without exp_avg_sq") as caught:
-        ucpl.convert(source, tmp_path / "made", target, drop=["exp_avg_sq"])
-    assert "--drop exp_avg --drop fp32" in caught.value.diagnostics[0].remedy
-    ucpl.convert(source, tmp_path / "first", "plain()", drop=["exp_avg_sq"])
+        ucpl.convert(FIXTURES / source, tmp_path / "made", target, drop=["exp_avg_sq"])
+    remedy = caught.value.diagnostics[0].remedy
+    assert "--weights-alone" in remedy and "--fill exp_avg_sq=0" in remedy and "a megatron_core() folder" in remedy
+    ucpl.convert(FIXTURES / source, tmp_path / "first", "megatron_core()", drop=["exp_avg_sq"])
     ucpl.convert(tmp_path / "first", tmp_path / "made", target, fill=["exp_avg_sq=0"])
     ucpl.convert(tmp_path / "made", tmp_path / "back", "plain()")
-    for folder, is_moment in ((tmp_path / "back", True), (tmp_path / "first", False)):
-        held = torch.load(folder / "plain.pt", weights_only=True)["params"]
-        moments = [one["exp_avg_sq"] for one in held.values() if "exp_avg_sq" in one]
-        assert bool(moments) == is_moment and all(not moment.count_nonzero() for moment in moments)
-    if "buckets" not in target and "dp_reshardable" not in target:
-        ucpl.convert(source, tmp_path / "alone", target, drop=["exp_avg", "exp_avg_sq", "fp32"])
-        assert states_of(tmp_path / "alone", tmp_path / "weights") == {"weight"}
+    assert "exp_avg_sq" not in states_of(tmp_path / "first", tmp_path / "second")
+    held = torch.load(tmp_path / "back" / "plain.pt", weights_only=True)["params"]
+    moments = [one["exp_avg_sq"] for one in held.values() if "exp_avg_sq" in one]
+    assert moments and not any(moment.count_nonzero() for moment in moments)
+    form = ', optimizer = "dp_reshardable"'
+    assert ("and no `optimizer = " in remedy) == (form in target)
+    ucpl.convert(FIXTURES / source, tmp_path / "alone", target.replace(form, ""), weights_alone=True)
+    alone = states_of(tmp_path / "alone", tmp_path / "weights")
+    assert (
+        "exp_avg" not in alone and "exp_avg_sq" not in alone
+    )  # a master is made of a weight where there are no weights
+
+
+def test_names_of_stacks_in_another_format_have_a_way_to_ranks(tmp_path: Path) -> None:
+    """A plain file keeps the names of torch_dist: a torch_dist folder of it is read as modules."""
+    ucpl.convert(FIXTURES / "megatron" / "dist_adam_tp2", tmp_path / "plain", "plain()")
+    for target in ("megatron_legacy()", 'megatron_core(optimizer = "dp_reshardable")', "megatron_fsdp()"):
+        with pytest.raises(UcplError, match=r"E547.*is a name of torch_dist") as caught:
+            ucpl.convert(tmp_path / "plain", tmp_path / "made", target)
+        assert "megatron_core()" in caught.value.diagnostics[0].remedy
+    ucpl.convert(tmp_path / "plain", tmp_path / "first", "megatron_core()")
+    for number, target in enumerate(("megatron_legacy()", "megatron_fsdp()")):
+        for way, source in (("first", tmp_path / "first"), ("own", FIXTURES / "megatron" / "dist_adam_tp2")):
+            ucpl.convert(source, tmp_path / f"{way}{number}", target)
+            ucpl.convert(tmp_path / f"{way}{number}", tmp_path / f"{way}{number}.pt", "plain()")
+        first, own = (torch.load(tmp_path / f"{way}{number}.pt", weights_only=True) for way in ("first", "own"))
+        assert first["params"].keys() == own["params"].keys()
+        for name, states in own["params"].items():
+            for state, value in states.items():
+                assert torch.equal(torch.as_tensor(first["params"][name][state]), torch.as_tensor(value)), (name, state)

@@ -132,6 +132,49 @@ def test_an_optimizer_that_is_there_is_left_out(name: str, tmp_path: Path) -> No
     assert (tmp_path / "applied" / "plain.pt").stat().st_size == (tmp_path / "alone" / "plain.pt").stat().st_size
 
 
+def test_a_pipeline_whose_shards_name_its_tensors_gives_its_weights(tmp_path: Path) -> None:
+    """BF16_Optimizer without ZeRO: no other file names the parameters of a stage, and the tied ones."""
+    source = ALL / "numbered" / "pp2_bf16"
+    held, found = plain_of(source, tmp_path / "whole"), plain_of(source, tmp_path / "alone", weights_alone=True)
+    assert found.keys() == held.keys() and all(torch.equal(found[n]["weight"], held[n]["weight"]) for n in held)
+    assert {state for states in found.values() for state in states} == {"weight"}
+    for change in (Path.unlink, truncated):
+        less = shutil.copytree(source, tmp_path / change.__name__)
+        for shard in less.rglob("bf16_zero_*"):
+            change(shard)
+        with pytest.raises(ucpl.UcplError) as caught:
+            ucpl.convert(less, tmp_path / "refused", "plain()")
+        assert any("--weights-alone" in note for note in caught.value.diagnostics[0].notes)
+        apart = plain_of(
+            less, tmp_path / f"of_{change.__name__}", weights_alone=True
+        )  # tied layers: each by its own name
+        bits = {tuple(states["weight"].view(-1).tolist()) for states in apart.values()}
+        assert bits == {tuple(states["weight"].view(-1).tolist()) for states in held.values()}
+
+
+OF_MEGATRON = ["legacy_buckets", "legacy_moe", "legacy_vpp", "fsdp_tp2", "dist_adam_tp2", "dist_dp_reshardable_tp2"]
+
+
+@pytest.mark.parametrize("target", ["zero1(dp = 2)", "zero3(dp = 3)", "universal()", "megatron_core()"])
+@pytest.mark.parametrize("name", OF_MEGATRON)
+def test_masters_of_weights_alone_are_made_of_the_weights(name: str, target: str, tmp_path: Path) -> None:
+    """Megatron's folders: a target that stores masters begins a run with the weights."""
+    source = ALL / "megatron" / name
+    ucpl.convert(source, tmp_path / "made", target, weights_alone=True)
+    if target == "universal()":
+        (tmp_path / "made" / "latest_universal").write_text(next((tmp_path / "made").glob("*/zero")).parent.name)
+    held, made = (
+        plain_of(source, tmp_path / "whole", weights_alone=True),
+        plain_of(tmp_path / "made", tmp_path / "back"),
+    )
+    for tensor, states in made.items():
+        assert set(states) <= {"weight", "fp32"}
+        assert "fp32" not in states or torch.equal(states["fp32"], states["weight"].float()), tensor
+        if tensor in held:
+            assert torch.equal(states["weight"], held[tensor]["weight"]), tensor
+    assert target == "megatron_core()" or any("fp32" in states for states in made.values())
+
+
 def truncated(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 

@@ -13,17 +13,8 @@ def load(job: dict[str, Any]) -> dict[str, Any]:
     """The hyper-parameters of each trained parameter, and the complaints of the loader."""
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
-    from tests.interop import megatron_job, megatron_models
+    from tests.interop import megatron_job
 
-    begun = megatron_models.models
-
-    def models(*about: Any) -> Any:
-        parts = begun(*about)
-        for name, tensor, _ in megatron_models.tensors(about[0], parts):
-            tensor.requires_grad_(tensor.requires_grad and name not in job["frozen"])
-        return parts
-
-    setattr(megatron_models, "models", models)  # noqa: B010
     if job["run"]["fsdp"]:  # as Megatron-LM loads without --strict-fsdp-dtensor-load: another framework has no `max_lr`
         from tests.interop import megatron_fsdp_run
 

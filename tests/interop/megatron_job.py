@@ -56,6 +56,15 @@ def load(job: dict[str, Any]) -> dict[str, Any]:
     return {"differences": found, "after": run.losses(3)}
 
 
+def again(job: dict[str, Any]) -> dict[str, Any]:
+    """Load a run and save it in other forms."""
+    run = run_of(job["run"], seed=99)
+    told = run.load(job["folder"])
+    for folder, form in job["saves"].items():
+        run.save(folder, **form)
+    return {"differences": told}
+
+
 def go_on(job: dict[str, Any]) -> dict[str, Any]:
     """Load another framework's checkpoint, and train at its rates."""
     run = run_of(job["run"], seed=99)
@@ -95,7 +104,7 @@ def main() -> None:
     from tests.interop import jobs, megatron_run  # noqa: F401  # once, for all jobs
 
     torch.set_num_threads(1)
-    jobs.do_all({do.__name__: do for do in (train, load, go_on)})
+    jobs.do_all({do.__name__: do for do in (train, load, again, go_on)})
 
 
 if __name__ == "__main__":

@@ -58,6 +58,7 @@ PLAIN: dict[str, Any] = {
     "optimizer": "distributed",  # "adam": without DistributedOptimizer; "none"
     "fused": True,  # the AdamW of fused kernels, or torch's own
     "bucket": 0,  # elements of a gradient bucket; 0: one bucket
+    "frozen": (),  # names of parameters that are not trained
 }
 
 
@@ -191,6 +192,7 @@ def models(run: dict[str, Any], made: TransformerConfig, seed: int) -> list[GPTM
                     else torch.zeros(cut.whole)
                 )
                 tensor.copy_(cut.of(begun + seed * 0.01 * (not isinstance(tensor, torch.nn.Parameter))))
+            tensor.requires_grad_(tensor.requires_grad and name not in run["frozen"])
     return parts
 
 

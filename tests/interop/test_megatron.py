@@ -46,6 +46,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "mixed": {**MIXTURE, "layers": 3, "dense_first": True, "ep": 2},  # layers that differ
     # norms of queries and keys, and three heads of a group, an odd number of groups
     "normed": {"dtype": "bf16", "heads": 9, "groups": 3, "kv": 4, "qk_norm": True, "layers": 2, "pp": 2},
+    # frozen: a tensor of its own, and one layer of a stack
+    "frozen": {"layers": 2, "frozen": ["embedding.word_embeddings.weight", "decoder.layers.0.mlp.linear_fc2.weight"]},
 }
 DISTRIBUTED, LEGACY = {"format": "torch_dist"}, {"format": "legacy"}
 BUCKETS = {**DISTRIBUTED, "kind": "dp_reshardable"}
@@ -70,7 +72,12 @@ SAVED: dict[str, tuple[str, dict[str, Any]]] = {
     "mixed_legacy": ("mixed", LEGACY),
     "normed": ("normed", DISTRIBUTED),
     "normed_legacy": ("normed", LEGACY),
+    "frozen_buckets": ("frozen", BUCKETS),
 }
+# Of buckets that are not read: Megatron loads the folder, and saves it in another form.
+UNREAD = "frozen_buckets"
+AGAIN = {"frozen_unstacked": ("frozen", UNSTACKED), "frozen_legacy": ("frozen", LEGACY)}
+READ = {name: of for name, of in SAVED.items() if name != UNREAD} | AGAIN
 
 
 @frozen
@@ -92,7 +99,7 @@ class Target:
 
     @property
     def source(self) -> str:
-        return SAVED[self.saved][0]
+        return READ[self.saved][0]
 
 
 OWN = (
@@ -132,6 +139,8 @@ ACROSS = (
     Target("adam", "megatron_legacy(pp=2)", {"tp": 1, "pp": 2, "optimizer": "distributed"}),
     Target("adam_legacy", "megatron_core()", {"tp": 1, "optimizer": "distributed"}),
     Target("adam_legacy", 'megatron_core(master="fp32_param")', {"tp": 1}),
+    Target("frozen_unstacked", "megatron_legacy()"),
+    Target("frozen_legacy", "megatron_core(stacked=0)"),
 )
 IN_BUCKETS = 'optimizer="dp_reshardable"'  # only a job of the same degrees loads it
 BUCKETED = (
@@ -156,6 +165,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         job = {"do": "train", "world": WORLD, "run": run, "steps": STEPS, "saves": saves}
         listed.append({**job, "truth": str(out / f"{name}.truth"), "result": str(out / f"{name}.json")})
     launch("train", listed, JOB)
+    saves = {str(out / name): form for name, (_, form) in AGAIN.items()}
+    job = {"do": "again", "world": WORLD, "run": RUNS[SAVED[UNREAD][0]], "folder": str(out / UNREAD), "saves": saves}
+    launch("again", [{**job, "result": str(out / "again.json")}], JOB)
     for name, targets in (("load", TARGETS), ("buckets", BUCKETED)):
         listed = []
         for target in targets:
@@ -210,10 +222,18 @@ def test_a_moment_that_was_changed_is_found(folder: Path) -> None:
     assert found["after"] != pytest.approx(source["after"], rel=0, abs=TOLERANCE["fp32"])
 
 
-@pytest.mark.parametrize("name", SAVED)
+def test_buckets_of_a_run_with_frozen_parameters_are_refused(folder: Path) -> None:
+    """The remedy's two forms are in READ."""
+    with pytest.raises(UcplError, match="E533") as refused:
+        ucpl.convert(folder / UNREAD, folder / "unread", "plain()")
+    assert "frozen" in refused.value.diagnostics[0].remedy
+    assert result(folder, "again")["differences"] == []
+
+
+@pytest.mark.parametrize("name", READ)
 def test_a_plain_file_has_what_the_running_job_had(folder: Path, name: str) -> None:
     """Weights, masters, moments and steps, gathered from ranks: each element."""
-    source, form = SAVED[name]
+    source, form = READ[name]
     wanted = torch.load(folder / f"{source}.truth", weights_only=False)
     if form["format"] == "torch_dist":
         wanted = stored(wanted, {"swiglu": True, "dense_first": False, **RUNS[source]}, form.get("unstacked", False))

@@ -87,9 +87,9 @@ def loaded(trained: Path) -> dict[tuple[str, tuple[str, ...]], tuple[Any, Any]]:
             if not there.exists():
                 ucpl.convert(here, there, TARGETS[target])
             here = there
-        job = {"do": "load", "world": 1, "run": {**RUN, "fsdp": way[-1] == "fsdp"}, "folder": str(here)}
-        more = {"frozen": FROZEN if case == "frozen" else [], "result": str(here.with_name(f"{here.name}.json"))}
-        jobs[case, way] = {**job, **more}
+        run = {**RUN, "fsdp": way[-1] == "fsdp", "frozen": FROZEN if case == "frozen" else []}
+        job = {"do": "load", "world": 1, "run": run, "folder": str(here)}
+        jobs[case, way] = {**job, "result": str(here.with_name(f"{here.name}.json"))}
     launch("load", list(jobs.values()), LOAD)
     return {one: (json.loads(Path(job["result"]).read_text()), wanted[one]) for one, job in jobs.items()}
 

@@ -103,6 +103,8 @@ def keep_whole_scaling(gathered: Gathered, module: RankModule) -> None:
     """Keep ZeRO-0's numbers of loss scaling, next to the optimizer's state."""
     optimizer = Value.of(module.file).find("optimizer")
     held = optimizer.held if optimizer is not None and isinstance(optimizer.held, dict) else {}
+    if "base_optimizer_state" in held:  # BF16_Optimizer's, whose shards have the same
+        return
     if "clip_grad" in held:
         gathered.blobs["clip_grad"] = lifted(held["clip_grad"], module.file.file)
     rest = ("optimizer_state_dict", "fp32_groups", "fp32_groups_flat", "state", "param_groups", "clip_grad")

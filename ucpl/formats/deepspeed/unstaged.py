@@ -14,16 +14,16 @@ from typing import NoReturn
 
 from attrs import evolve, field
 
-from ucpl.errors import Label, fail
+from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import TensorRef
 from ucpl.files.checkpoint import Order
 from ucpl.files.torch_files import TorchFile
 from ucpl.files.values import Value
 from ucpl.formats.deepspeed.module import Groups, RankModule, groups_of
-from ucpl.formats.deepspeed.names import layer_number
+from ucpl.formats.deepspeed.names import layer_number, list_files
 from ucpl.formats.deepspeed.numbered import Named, Numbered, matched, names_of
 from ucpl.formats.deepspeed.stages import refs_of
-from ucpl.formats.deepspeed.topology import Topology
+from ucpl.formats.deepspeed.topology import Topology, topology_of
 from ucpl.formats.deepspeed.whole_states import ModelRank, numbered
 from ucpl.formats.matching import Unclear
 from ucpl.records import frozen
@@ -52,6 +52,12 @@ def told_of(topology: Topology, by_tp: list[Files], order: Order | None = None) 
         return Told(stated)
     if topology.stage:
         return _of_slices(topology, by_tp)
+    if _is_of_shards(topology):
+        try:
+            every = topology_of(list_files(topology.first.path.parent))
+            return _of_slices(every, by_tp) if every.optims else Told(stated)
+        except UcplError:  # damaged: the layers keep their own names
+            return Told(stated)
     finder = _Finder.of(topology, by_tp[0], order or _param_names(topology))
     found = finder.said() if finder.order is not None else finder.found()
     groups = []
@@ -67,6 +73,12 @@ def told_of(topology: Topology, by_tp: list[Files], order: Order | None = None) 
     if topology.pp == 1 and finder.order is None:
         remarks = ("a pipeline without ZeRO does not record its tied layers: on more stages each is separate",)
     return Told(tuple(groups), how, remarks)
+
+
+def _is_of_shards(topology: Topology) -> bool:
+    """Test whether only shards that are not read name the parameters of stages."""
+    held = [Value.of(shard.first).find("optimizer") for shard in topology.shards]
+    return any(one is not None and "base_optimizer_state" in one.mapping() for one in held)
 
 
 def _of_slices(topology: Topology, by_tp: list[Files]) -> Told:

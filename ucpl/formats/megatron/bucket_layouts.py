@@ -85,7 +85,11 @@ def target(base: Base, source: Checkpoint | None) -> Extended:
             "take it out: fully_reshardable is loaded by a job with GroupedMLP and by others",
         )
     if not made.states:
-        refuse(f'optimizer = "{BUCKETS}", and of weights alone there are no buckets', base, "take it out")
+        refuse(
+            f'optimizer = "{BUCKETS}", and of weights alone there are no buckets',
+            base,
+            f'take `optimizer = "{BUCKETS}"` out',
+        )
     legacy = made.legacy()
     if legacy.tp > 1:
         made.shardings = {name: made.dialect.sharding(name, legacy.tp) for name in made.shapes}

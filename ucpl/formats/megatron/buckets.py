@@ -212,8 +212,9 @@ class RankShares:
             f" are {tp} tensor-parallel ranks each",
             Label(str(self.root / METADATA), "of bucket pieces", where=entry),
             Label(str(self.root / METADATA), "first parameter of that optimizer", where=names[0] if names else entry),
-            remedy="buckets name no parameter, so that those of a run with frozen ones are not read. Load the run with"
-            " --dist-ckpt-optim-fully-reshardable, save it, and convert that folder; or --weights-alone",
+            remedy="buckets name no parameter, so that those of a run with frozen ones are not read. Load the run, save it with"
+            " --dist-ckpt-optim-fully-reshardable, or, where only some layers of a stack are frozen, as legacy files"
+            " (--ckpt-format torch), and convert that folder; or --weights-alone",
         )
 
     def on_grid(self, mine: Sequence[Bucket], names: Sequence[str], grid: Grid) -> list[ParameterRun] | None:

@@ -25,6 +25,7 @@ from ucpl.formats.megatron.orders import by_modules
 from ucpl.inference.parallel import TARGET, Base, Extended, Note, extended, origins
 from ucpl.inference.stages import STAGES, arguments, with_argument
 from ucpl.language import nodes
+from ucpl.language.printer import print_expr
 from ucpl.layout import Layout, resolve
 from ucpl.layout.scope import Scope
 from ucpl.records import define, frozen
@@ -140,7 +141,7 @@ class DealtModel:
                 f"`{other}` is a name of torch_dist, with all layers in one tensor or with half of a linear_fc1, and a folder"
                 " of ranks has none such",
                 base,
-                "megatron_core(...), which keeps these names, and Megatron's own tools from there",
+                "convert to megatron_core(), which keeps these names, and that folder to this target",
             )
         aliases = {i.path for i in base.model.items if isinstance(i, nodes.Alias)}
         is_tied = names.EMBEDDING in shapes and names.OUTPUT not in shapes
@@ -405,9 +406,15 @@ def check_moments(base: Base, states: set[str]) -> None:
             f"the target has {', '.join(sorted(states))} without {' and '.join(lacking)}, and Megatron's distributed optimizer"
             " loads all of these or none",
             base,
-            f"{' '.join(f'--drop {name}' for name in sorted(states))} as well, for weights alone; or zeros: convert to plain()"
-            f" first, and that file with {' '.join(f'--fill {name}=0' for name in lacking)}",
+            f"--weights-alone{_without_form(base)}; or begin with zeros, by {' '.join(f'--fill {name}=0' for name in lacking)}:"
+            " where --drop left them out, of a megatron_core() folder that the same --drop made",
         )
+
+
+def _without_form(base: Base) -> str:
+    """The part of a remedy for a call that asks for buckets."""
+    asked = next((a for a in base.call.arguments if a.name == "optimizer"), None)
+    return f" and no `optimizer = {print_expr(asked.value)}`" if asked is not None else ""
 
 
 def states_of(base: Base) -> set[str]:

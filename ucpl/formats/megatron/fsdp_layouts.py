@@ -43,7 +43,7 @@ def stored(base: Base, checkpoint: Checkpoint) -> Extended:
         framework="framework megatron_fsdp(masters = masters)",
         states=(
             *((f'state * of * = like  in weights as "{STATES}{{state}}.{{name}}"',) if trained else ()),
-            *(("derive weight from fp32",) if trained else ()),
+            "derive weight from fp32" if trained else "derive fp32 from weight",
         ),
     )
     return by_dims(base, lines, checkpoint.root / METADATA)
@@ -75,7 +75,7 @@ def target(base: Base, source: Checkpoint | None) -> Extended:
             f"`{other}` is a name of torch_dist, with all layers in one tensor or with half of a linear_fc1, and a folder of"
             " Megatron-FSDP's has none such",
             Label("<call>", where=base.call.name),
-            remedy="megatron_core(...), which keeps these names, and Megatron's own tools from there",
+            remedy="convert to megatron_core(), which keeps these names, and that folder to this target",
         )
     if (numbered := next((name for name in shapes if in_modules(name) != name), None)) is not None:
         fail(

@@ -31,6 +31,8 @@ def stored(base: Base, checkpoint: Checkpoint) -> Extended:
     assert legacy is not None
     states = {s for tensor in checkpoint.state.tensors for s in tensor.states}
     items = lines(legacy, checkpoint.state.parallel.shardings, states)
+    if "fp32" not in states:
+        items += (nodes.Derive("fp32", "weight"),)
     made = extended(base, STORED, (), items)
     return evolve(made, notes=(*origins(checkpoint.state.parallel.shardings), *_notes(legacy)))
 
