@@ -215,3 +215,13 @@ def test_a_sink_of_each_head_is_cut_with_the_heads(tmp_path: Path) -> None:
     ucpl.convert(tmp_path / "one.pt", tmp_path / "made", to="megatron_legacy(tp=2)")
     made = [torch.load(p, weights_only=False)["model"][sink] for p in sorted(tmp_path.rglob("model_optim_rng.pt"))]
     assert [one.tolist() for one in made] == [[0, 1, 2], [3, 4, 5]]
+
+
+@pytest.mark.parametrize("to", ["megatron_core()", "megatron_fsdp()", 'megatron_core(optimizer = "dp_reshardable")'])
+@pytest.mark.parametrize("name", ["mine", "iter_0000007"])
+def test_a_folder_of_any_name_has_a_target_that_is_opened(tmp_path: Path, name: str, to: str) -> None:
+    """A tracker names no folder such as `mine`: the iteration of the files is used."""
+    shutil.copytree(FIXTURES / "legacy_buckets" / "iter_0000010", tmp_path / name)
+    ucpl.convert(tmp_path / name, tmp_path / "made", to=to)
+    steps = [one.name for one in (tmp_path / "made").iterdir() if one.is_dir() and one.name != "ucpl"]
+    assert steps == ["iter_0000010" if name == "mine" else name]

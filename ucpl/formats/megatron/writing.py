@@ -60,6 +60,7 @@ __all__ = ["CoreWriter", "skeleton"]
 
 Shape = tuple[int, ...]
 ARGUMENTS = "args"
+_ITERATION = re.compile(r"iter_[0-9]{7,12}|release")
 _RANDOM, _WITHOUT_RANDOM = re.compile(r"rng_state/"), "no_save_rng"  # of the arguments: Megatron then looks for none
 BARE = "."  # a step that says: no tracker, and no folder of an iteration
 _KIND, _SHARDING = "distrib_optim_sharding_type", "param_state_sharding_type"
@@ -193,16 +194,17 @@ class CoreWriter(DCPWriter):
         said = tag or str(self.structure.settings.get("step") or "")
         if said == BARE:
             return None
-        if said and re.fullmatch(r"iter_[0-9]{7,12}|release", said) is None:
+        if said and _ITERATION.fullmatch(said) is None:
             fail(
                 "E471",
                 f"Megatron-LM has no folder called `{said[:40]}`",
                 Label("<call>", where=f"step = {said[:40]!r}"),
                 remedy='step = "iter_0000100", "release", or "." for a folder without a tracker',
             )
-        if said or self.source.format.startswith("megatron"):
-            return said or self.source.tag
-        return f"iter_{self.iteration:07d}"
+        own = self.source.tag
+        if said or (self.source.format.startswith("megatron") and (own is None or _ITERATION.fullmatch(own))):
+            return said or own
+        return f"iter_{self.iteration:07d}"  # another framework's, or a legacy folder of another name
 
     @property
     def iteration(self) -> int:
