@@ -1,4 +1,4 @@
-"""Words of other tools, and the words of this language for each (`suggestions.toml`)."""
+"""Words of other tools and their replacements (`suggestions.toml`)."""
 
 from __future__ import annotations
 

@@ -82,9 +82,9 @@ def rows() -> tuple[Row, ...]:
 
 
 def _refusal(at: RefusedLine, parser: Tables) -> tuple[int, UnexpectedInput | None] | None:
-    """Place where the parser refuses the statement, and its error; None if it can be read.
+    """Place where the parser refuses the statement, and its error.
 
-    The place counts from the line's start.
+    None for a statement that can be read. The place counts from the line's start.
     """
     frame = _FRAMES[at.place]
     text = frame + at.before + at.line + at.after
@@ -144,7 +144,10 @@ def _one_of(names: tuple[str, ...]) -> str:
 
 
 def _by_rows(at: RefusedLine) -> Iterator[tuple[str, str]]:
-    """Proposals of the rows: the reason, and the line with the match replaced (or nothing)."""
+    """Proposals of the rows.
+
+    Each is the reason, and the line with the match replaced (or nothing).
+    """
     for row in rows():
         if at.place not in row.place:
             continue
@@ -193,7 +196,7 @@ _CONDITION = re.compile(r"^assert\b|\bwhen\b")
 
 @frozen
 class _Slip:
-    """The refused place of a line, and the words and signs that the parser expects there."""
+    """A refused place with the words and signs that the parser expects."""
 
     line: str
     column: int
@@ -202,7 +205,10 @@ class _Slip:
     axes: tuple[str, ...]
 
     def put(self, start: int, stop: int, text: str) -> str:
-        """The line with another text in a place; an empty one leaves one space, or none at a bracket."""
+        """The line with another text in a place.
+
+        An empty one leaves one space, or none at a bracket.
+        """
         before, after = self.line[:start], self.line[stop:]
         if not text:
             before, after = before.rstrip(), after.lstrip()
@@ -214,12 +220,15 @@ class _Slip:
         return (before + text + after).strip()
 
     def opened(self, place: int) -> str:
-        """The bracket that is open at a place of the line, with the character before it; empty if none is."""
+        """The innermost open bracket, with the character before it.
+
+        Empty if no bracket is open at that place.
+        """
         found = open_brackets(self.line, place)
         return self.line[max(0, found[-1] - 1) : found[-1] + 1] if found else ""
 
     def without(self, sign: str, start: int) -> str:
-        """The line without any of a sign from a place on: one space instead."""
+        """The line with spaces for a sign, from a place on."""
         parts = (" " if one == sign else one for one in re.split(f"({_TOKEN.pattern})", self.line[start:]) if one)
         rest = re.sub(r"(?<=[(\[]) | (?=[)\]])", "", " ".join("".join(parts).split()))
         before = self.line[:start].rstrip()
@@ -227,7 +236,10 @@ class _Slip:
 
 
 def _expected(error: UnexpectedInput | None, parser: Tables) -> frozenset[str]:
-    """Words and signs that the parser expects at its error; a quoted text is `STRING`."""
+    """Words and signs that the parser expects at its error.
+
+    A quoted text is `STRING`.
+    """
     if not isinstance(error, UnexpectedToken):
         return frozenset()
     written = {t.name: t.pattern.value for t in parser.lark.terminals if t.pattern.type == "str"}
@@ -236,7 +248,10 @@ def _expected(error: UnexpectedInput | None, parser: Tables) -> frozenset[str]:
 
 
 def _edits(slip: _Slip) -> Iterator[tuple[str, str]]:
-    """Proposals of the general rules, the surest first: the reason, and the line."""
+    """Proposals of the general rules, the surest first.
+
+    Each is the reason, and the line.
+    """
     tokens = list(_TOKEN.finditer(slip.line))
     here = next((i for i, one in enumerate(tokens) if one.end() > slip.column), len(tokens))
     around = [tokens[i] for i in (here, here - 1) if 0 <= i < len(tokens)]
@@ -257,7 +272,7 @@ def _edits(slip: _Slip) -> Iterator[tuple[str, str]]:
 
 
 def _other_word(slip: _Slip, token: Match[str]) -> Iterator[tuple[str, str]]:
-    """A word of this language in the place of one that is none."""
+    """A word of this language in the place of another."""
     text, start, stop = token[0], token.start(), token.end()
     begins = LAYOUT_WORDS | MODEL_WORDS | {"model", "layout", "plan", "from"} if not start else frozenset()
     possible = slip.expected | begins | (CLAUSE_WORDS | {"none"} if start and stop <= slip.column else set())
@@ -279,7 +294,7 @@ def _other_word(slip: _Slip, token: Match[str]) -> Iterator[tuple[str, str]]:
 
 
 def _other_sign(slip: _Slip, token: Match[str]) -> Iterator[tuple[str, str]]:
-    """Another sign, or the only word that is possible, in the place of a sign."""
+    """Another sign, or the only possible word, in place of a sign."""
     text, start, stop = token[0], token.start(), token.end()
     if text[0].isalnum() or text[0] in '_"()[]{}':
         return
@@ -306,7 +321,7 @@ def _other_sign(slip: _Slip, token: Match[str]) -> Iterator[tuple[str, str]]:
 
 
 def _quoted(slip: _Slip, token: Match[str]) -> Iterator[tuple[str, str]]:
-    """A file, a key or an odd name in quotes, and axes without them."""
+    """A file, a key or an odd name in quotes; axes without."""
     text = token[0]
     if text[0] == '"':
         if " " in text or text.strip('"') in words().dtypes.keys() | ELEMENT_TYPES:
@@ -328,7 +343,7 @@ def _quoted(slip: _Slip, token: Match[str]) -> Iterator[tuple[str, str]]:
 
 
 def _other_brackets(slip: _Slip, token: Match[str]) -> Iterator[tuple[str, str]]:
-    """Another pair of brackets after a name or around parts, and none around a list."""
+    """Another pair of brackets, or none around a list."""
     pair = next((one for one in ("()", "[]", "{}", "<>") if token[0] == one[0]), "")
     start = token.start()
     stop = slip.line.find(pair[1], start) if pair else -1
@@ -371,7 +386,10 @@ def _left_out(slip: _Slip, token: Match[str]) -> Iterator[tuple[str, str]]:
 
 
 def _inserted(slip: _Slip) -> Iterator[tuple[str, str]]:
-    """The line with a sign that it lacks; a word, if it is the only one that can be there."""
+    """The line with a sign that it lacks.
+
+    A word is inserted if no other can be there.
+    """
     before, after = slip.line[: slip.column].rstrip(), slip.line[slip.column :].lstrip()
     follows = next(iter(re.findall(r"\w+|\S", after)), "")
     last = next(iter(re.findall(r"[\w-]+$", before)), "")
@@ -505,7 +523,10 @@ def _template(found: Match[str]) -> str:
 
 
 def _parts(found: Match[str]) -> str | None:
-    """`cat(gate: f, up: f)` as `(gate: f + up: f)`; parts without labels may be tensors."""
+    """`cat(gate: f, up: f)` as `(gate: f + up: f)`.
+
+    None if parts have no labels: they may be tensors.
+    """
     return f"({' + '.join(one.strip() for one in found[1].split(','))})" if ":" in found[1] else None
 
 
