@@ -40,9 +40,9 @@ def run(options: Namespace, console: Console) -> int:
     given = given_of(options)
     checked = [check(name, given) for name in options.files]
     if not all(CONFIG_UNREAD in one.remarks for one in checked):  # of several files one has a use for it
-        checked = [evolve(one, remarks=tuple(r for r in one.remarks if r != CONFIG_UNREAD)) for one in checked]
+        checked = [evolve(one, noted=tuple(r for r in one.noted if r.text != CONFIG_UNREAD)) for one in checked]
     for one in checked:
-        for text in (*one.tried, *one.remarks):
+        for text in (*one.tried, *one.noted):
             console.say(f"{one.name}: {text}")
         if one.findings:
             console.diagnostics(one.findings)
@@ -58,6 +58,12 @@ def run(options: Namespace, console: Console) -> int:
             "tried": [f"{one.name}: {text}" for one in checked for text in one.tried],
             "unchecked": [f"{one.name}:{layout}" for one in checked for layout in one.unchecked],
             "remarks": [f"{one.name}: {text}" for one in checked for text in one.remarks],
+            "lints": [
+                {"file": one.name, "line": remark.line, "rule": remark.rule, "text": remark.text}
+                for one in checked
+                for remark in one.noted
+                if remark.rule
+            ],
         }
     )
     # A file that cannot be read at all is no finding about its text.

@@ -73,6 +73,7 @@ from ucpl.lint.no_effect import (
     unread_dims,
 )
 from ucpl.lint.plan_refusals import check_fill_types, check_plannable, odd_fills, odd_scales
+from ucpl.lint.rules import Remark, silenced
 from ucpl.lint.swappable_parts import swappable_parts, swappable_text
 from ucpl.lint.unknown_kinds import unknown_kinds
 from ucpl.lint.unused_names import CONFIG_UNREAD, reads_config, unused
@@ -115,10 +116,15 @@ class Checked:
 
     name: str
     findings: tuple[Diagnostic, ...]
-    remarks: tuple[str, ...]
+    noted: tuple[Remark, ...]
     counts: dict[str, int]
     tried: tuple[str, ...] = ()  # "megatron holds at tp = 2; pp = 2; tp = 2, pp = 2"
     unchecked: tuple[str, ...] = ()  # layouts that hold at no number that was tried: nothing is known of them
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """The texts of the remarks."""
+        return tuple(one.text for one in self.noted)
 
 
 def check(asked: str, given: Given) -> Checked:
@@ -130,10 +136,12 @@ def check(asked: str, given: Given) -> Checked:
     name = head + ".ucpl" if colon else asked
     try:
         call = parse_call(text, keep=True) if colon else None
-        library = load((name, read_text(Path(name))), read=text_at, keep=True)
+        written = read_text(Path(name))
+        library = load((name, written), read=text_at, keep=True)
     except UcplError as error:
         return Checked(name, error.diagnostics, (), {})
-    return _checked(library, name, given, call)
+    found = _checked(library, name, given, call)
+    return evolve(found, noted=silenced(found.noted, written, library.files[name]))
 
 
 def check_text(name: str, text: str, given: Given, read: Reader) -> Checked:
@@ -145,7 +153,8 @@ def check_text(name: str, text: str, given: Given, read: Reader) -> Checked:
         library = load((name, text), read=read)
     except UcplError as error:
         return Checked(name, error.diagnostics, (), {})
-    return _checked(library, name, given, None)
+    found = _checked(library, name, given, None)
+    return evolve(found, noted=silenced(found.noted, text, library.files[name]))
 
 
 def _checked(library: Library, name: str, given: Given, call: nodes.Call | None) -> Checked:
@@ -191,12 +200,13 @@ class _Checker:
     file: nodes.File
     given: Given
     findings: list[Diagnostic] = field(factory=list)
-    remarks: list[str] = field(factory=list)
+    remarks: list[Remark] = field(factory=list)
     tried: list[str] = field(factory=list)
     unchecked: list[str] = field(factory=list)
     counts: dict[str, int] = field(factory=dict)
     held: dict[str, nodes.Call] = field(factory=dict)  # calls of the last layout that hold, by their degrees
-    untried: list[str] = field(factory=list)  # remarks on axes that no degree suits
+    untried: list[Remark] = field(factory=list)  # on axes that no degree suits
+    line: int = 0  # of the statement that is checked
 
     def run(self, call: nodes.Call | None) -> None:
         """Check every statement of the file, or only the called layout."""
@@ -207,6 +217,7 @@ class _Checker:
         if not any(isinstance(s, nodes.Model | nodes.Layout) for s in self.file.statements):
             self.guarded(self.numbers)
         for statement in self.file.statements:
+            self.line = statement.span.line
             match statement:
                 case nodes.Model():
                     self.count("model")
@@ -217,20 +228,19 @@ class _Checker:
                 case nodes.Plan():
                     self.count("plan")
                     self.guarded(partial(self.plan, statement), f"plan {statement.name}")
-        for text in (
-            *odd_conditions(self.file),
-            *odd_tensors(self.file),
-            *dead_statements(self.file),
-            *unknown_kinds(self.file, self.given.config),
-            *unused(self.library, self.file),
-            *repeated_lines(self.library, self.file),
-        ):
-            self.remark(text)
+        self.line = 0
+        self.lint("constant-condition", odd_conditions(self.file))
+        self.lint("odd-tensor", odd_tensors(self.file))
+        self.lint("dead-statement", dead_statements(self.file))
+        self.lint("unknown-kind", unknown_kinds(self.file, self.given.config))
+        for rule, text in unused(self.library, self.file):
+            self.remark(text, rule)
+        self.lint("repeated-line", repeated_lines(self.library, self.file))
         self.config_unread()
 
     def config_unread(self) -> None:
         if self.given.config is not None and not reads_config(self.library.files.values()):
-            self.remark(CONFIG_UNREAD)
+            self.remark(CONFIG_UNREAD, "unread-config")
 
     def guarded(self, work: Callable[[], object], name: str = "") -> None:
         """Run a check and record its error.
@@ -279,6 +289,7 @@ class _Checker:
 
     def called(self, call: nodes.Call) -> None:
         node = Called(self.library, call).layout
+        self.line = node.span.line
         self.count("layout")
         self.complete(self.located(call, rank=None), node)
 
@@ -342,7 +353,9 @@ class _Checker:
         if drawn.suits:
             self.tried += [f"{text}, if {_sizes_text(drawn.sizes)}" for text in drawn.tried]
             self.remark(remark)
-            for text in (*drawn.untried, *drawn.remarks, *drawing.unread(drawn)):
+            for one in (*drawn.untried, *drawn.remarks):
+                self.remark(one)
+            for text in drawing.unread(drawn):
                 self.remark(text)
         elif len(drawn.faults) >= _FAULTS and all(same_place(drawn.faults[0], other) for other in drawn.faults):
             raise UcplError(drawn.faults[0])
@@ -363,8 +376,7 @@ class _Checker:
         drawn = {one.name for one in lists}
         base = {p.name: n for p in node.parameters if (n := _first(p)) is not None and p.name not in drawn}
         self.held = {}
-        for text in _uncut(node):
-            self.remark(text)
+        self.lint("uncut-parameter", _uncut(node))
         failed = self.base_fails(node, base)
         axes = tuple(axis for axis in degrees_of(self.library, node) if axis in base)
         if self.open_numbers(node):
@@ -387,8 +399,12 @@ class _Checker:
         if tried.hopeless:
             raise UcplError(*tried.hopeless)
         self.untried = [
-            f"no {axis} from {ALONE[0]} to {ALONE[-1]} suits {node.name}: {why}."
-            f" Name one that does: ucpl check '{self.file.name}:{node.name}({axis} = ...)'"
+            Remark.of(
+                f"no {axis} from {ALONE[0]} to {ALONE[-1]} suits {node.name}: {why}."
+                f" Name one that does: ucpl check '{self.file.name}:{node.name}({axis} = ...)'",
+                "",
+                node.span.line,
+            )
             for axis, why in tried.unsuited
         ]
         for text in self.untried:
@@ -488,8 +504,7 @@ class _Checker:
             for item in items_of(self.library, nodes.Call(node.name))
             if isinstance(item, nodes.Entry) and item.shape is None
         ).union(*(taken.names for taken in side.layout.taken if taken.is_none))
-        for twice in stored_twice(side.placement):
-            self.remark(twice)
+        self.lint("stored-twice", stored_twice(side.placement))
         absent = tensors_without_entry(side.layout, gone)
         if absent and "*" not in gone:
             under = _under_conditions(self.library, node, absent)
@@ -497,33 +512,42 @@ class _Checker:
             for name, (line, condition) in under.items():
                 self.remark(
                     f"{node.name} does not always store `{name}`: its line ({line}) holds when {condition}. If that is"
-                    f" meant, write `{name} = none  when not ({condition})`"
+                    f" meant, write `{name} = none  when not ({condition})`",
+                    "missing-tensor",
+                    line,
                 )
             if told:
                 self.remark(
                     f"{node.name} stores nothing of {listed(told)}: no entry speaks of {'it' if len(told) == 1 else 'them'}."
-                    f" If that is meant, write `{told[0]} = none`"
+                    f" If that is meant, write `{told[0]} = none`",
+                    "missing-tensor",
                 )
         nowhere = tensors_without_key(side.placement)
         if nowhere:
             self.remark(
                 f"{node.name} stores nothing of {listed(nowhere)}: its line has no `as`, and no flat buffer has"
-                f' {"it" if len(nowhere) == 1 else "them"}. Write `as "{nowhere[0]}"` behind the line, or `{nowhere[0]} = none`'
+                f" {'it' if len(nowhere) == 1 else 'them'}. Write"
+                f' `as "{nowhere[0]}"` behind the line, or `{nowhere[0]} = none`',
+                "missing-key",
             )
         for some, left_out in states_of_some(side.placement):
             self.remark(
                 f"{node.name} stores no {', '.join(some)} of {listed(left_out)}: no group that a state line is of has"
                 f" {'it' if len(left_out) == 1 else 'them'}. Name {'it' if len(left_out) == 1 else 'them'} in one, or write"
-                f" `group rest = {left_out[0]}` and `state * of rest = ...`"
+                f" `group rest = {left_out[0]}` and `state * of rest = ...`",
+                "missing-state",
             )
         states = unkept_states(side.placement)
         if states and side.layout.state_lines:
-            self.remark(f"{node.name} stores no {listed(states)}. If that is meant, write `state {states[0]} = none`")
+            text = f"{node.name} stores no {listed(states)}. If that is meant, write `state {states[0]} = none`"
+            self.remark(text, "missing-state")
         twins = swappable_parts(side.layout)
         if twins:
             self.remark(
                 f"of one size and side by side: {swappable_text(twins)}. Swapped, they pass every check:"
-                " only `ucpl verify MINE --against GENUINE`, or other evidence, finds it"
+                " only `ucpl verify MINE --against GENUINE`, or other evidence, finds it",
+                "swappable-parts",
+                next((e.span.line for e in side.layout.entries if e.path == twins[0].entry), 0),
             )
         for span, dim, low, high in overlapping_parts(side.layout):
             fail(
@@ -553,11 +577,9 @@ class _Checker:
 
     def plan_at_sizes(self, node: nodes.Plan) -> None:
         source, target = (self.located(closed_call(self.file, call, self.given)) for call in (node.source, node.target))
-        for text in dead_plan_names(node):
-            self.remark(text)
+        self.lint("dead-change", dead_plan_names(node))
         if source.layout.model_name != TRIAL:
-            for text in dead_training(node, source.layout, target.layout):
-                self.remark(text)
+            self.lint("dead-change", dead_training(node, source.layout, target.layout))
             demand_states_left_out(node.drop, ChangeOrigin(node), target.placement, source.placement)
             self.drops(node, source.layout)
             self.acting(node, source.layout, target)
@@ -573,7 +595,8 @@ class _Checker:
             if format_named(source.framework).has_optimizer:
                 self.remark(
                     f"plan {node.name} drops `{name}`, which is no tensor or state of {source.model_name}: {remedy}."
-                    " If it is a key of client_state, nothing needs to change"
+                    " If it is a key of client_state, nothing needs to change",
+                    "dead-change",
                 )
             else:
                 fail("E300", f"drop {name}: no tensor or state of that name", at(node.span), remedy=remedy)
@@ -600,9 +623,15 @@ class _Checker:
             all_ranks = self.located(closed_call(self.file, node.target, self.given), rank=None)
             demand_left_out(changes, all_ranks.placement)
 
-    def remark(self, text: str) -> None:
-        if text not in self.remarks:
-            self.remarks.append(text)
+    def lint(self, rule: str, texts: Iterable[str]) -> None:
+        for text in texts:
+            self.remark(text, rule)
+
+    def remark(self, text: str | Remark, rule: str = "", line: int = 0) -> None:
+        """Record each remark once."""
+        one = text if isinstance(text, Remark) else Remark.of(text, rule, line or self.line)
+        if all(one.text != other.text for other in self.remarks):
+            self.remarks.append(one)
 
     def located(self, call: nodes.Call, rank: int | None = 0) -> Side:
         """The layout of one rank or all ranks.
@@ -617,33 +646,30 @@ class _Checker:
         if self.given.model is not None and self.given.model.name != TRIAL:
             for taken in side.layout.taken:
                 if not taken.names:
-                    self.remark(f"{side.layout.name}: {taken.glob} matches no tensor of {self.given.model.name}")
+                    self.remark(
+                        f"{side.layout.name}: {taken.glob} matches no tensor of {self.given.model.name}", "no-effect"
+                    )
         self.idle(side.layout, one)
         return side
 
     def idle(self, layout: Layout, one: Called) -> None:
         """Report lines without effect and likely mistakes of a layout and model."""
-        for text in foreign_texts(layout, one.layout.items):
-            self.remark(text)
-        for text in unread_dims(layout, one.layout.items) if one.is_of_any else ():
-            self.remark(text)
+        self.lint("foreign-text", foreign_texts(layout, one.layout.items))
+        if one.is_of_any:
+            self.lint("unread-dim", unread_dims(layout, one.layout.items))
         if layout.model_name == TRIAL:
-            for text in misspelt_states(one.layout.items):
-                self.remark(text)
+            self.lint("misspelt-state", misspelt_states(one.layout.items))
             return
-        for text in lines_without_effect(layout, one.layout.items, of_any=one.is_of_any):
-            self.remark(text)
+        self.lint("no-effect", lines_without_effect(layout, one.layout.items, of_any=one.is_of_any))
         items = tuple(items_of(self.library, nodes.Call(one.layout.name)))
-        odd = (*unequal_fills(layout), *odd_fills(layout), *odd_scales(layout))
-        for text in (*odd, *lines_in_wrong_scope(layout, one.layout.items, items)):
-            self.remark(text)
-        for text in (
-            empty_parts(layout, one.layout.items) if not one.is_of_any and not self.open_numbers(one.layout) else ()
-        ):
-            self.remark(text)
+        self.lint("unequal-fills", unequal_fills(layout))
+        self.lint("fill-type", odd_fills(layout))
+        self.lint("scale-type", odd_scales(layout))
+        self.lint("wrong-scope", lines_in_wrong_scope(layout, one.layout.items, items))
+        if not one.is_of_any and not self.open_numbers(one.layout):
+            self.lint("empty-part", empty_parts(layout, one.layout.items))
         models = (s for s in self.file.statements if isinstance(s, nodes.Model))
-        for text in empty_ranges(layout, [item for model in models for item in model.items]):
-            self.remark(text)
+        self.lint("empty-range", empty_ranges(layout, [item for model in models for item in model.items]))
 
 
 @define
@@ -654,8 +680,8 @@ class _Drawn:
     sizes: dict[str, int] = field(factory=dict)
     held: dict[str, nodes.Call] = field(factory=dict)
     tried: list[str] = field(factory=list)
-    untried: list[str] = field(factory=list)
-    remarks: list[str] = field(factory=list)  # those that do not depend on the draw
+    untried: list[Remark] = field(factory=list)
+    remarks: list[Remark] = field(factory=list)  # those that do not depend on the draw
     faults: list[Diagnostic] = field(factory=list)
     why: str = ""
 
@@ -711,7 +737,8 @@ class _Drawing:
         out, chance = _Drawn(), random.Random(self.name)
         for _ in range(_DRAWS):
             drawn = self.sizes.draw(chance, self.model, given.sizes, given.config or {})
-            one = _Checker(checker.library, checker.file, evolve(given, sizes={**drawn, **given.sizes}))
+            sized = evolve(given, sizes={**drawn, **given.sizes})
+            one = _Checker(checker.library, checker.file, sized, line=checker.line)
             try:
                 unsuited = work(one)
             except UcplError as found:
@@ -797,6 +824,7 @@ def _uncut(node: nodes.Layout) -> Iterator[str]:
     """
     items = tuple(evolve(i, template="") if isinstance(i, nodes.Files) and i.template else i for i in node.items)
     text = print_file(nodes.File("", 1, (evolve(node, parameters=(), items=items),)))
+    text += " ".join(print_expr(p.default) for p in node.parameters if p.default is not None)
     whole = print_file(nodes.File("", 1, (evolve(node, parameters=()),)))
     for p in node.parameters:
         if isinstance(p.default, nodes.Text) and not re.search(rf"(?<!\w){re.escape(p.name)}(?!\w)", whole):

@@ -317,7 +317,7 @@ def odd_tensors(file: nodes.File) -> Iterator[str]:
                     f" `is buffer`, or `is frozen` if it is a parameter all the same"
                 )
             own = {d.name for d in item.dims}
-            asked = [] if item.when is None else [n.path for n in walk(item.when) if isinstance(n, nodes.Name)]
+            asked = [] if item.when is None else [*_compared(item.when)]
             for name in dict.fromkeys(n for n in asked if n in own):
                 yield (
                     f"{model.name}: `when` of `{item.path}` (line {item.span.line}) speaks of `{name}`, which is how many there"
@@ -329,6 +329,18 @@ def odd_tensors(file: nodes.File) -> Iterator[str]:
                     f'{model.name}: "{item.path}" (line {item.span.line}) is one name, braces and all. An index is a dim: write'
                     f" `{path} : {' '.join([name, *(d.name or str(d.size) for d in item.dims)])}`"
                 )
+
+
+def _compared(asked: nodes.Expr) -> Iterator[str]:
+    """Names that a condition compares with more than 1.
+
+    `when e` and `when e > 1` hold if there are any, or several.
+    """
+    for node in walk(asked):
+        if isinstance(node, nodes.Binary) and node.operator not in ("and", "or"):
+            sides = node.left, node.right
+            if not any(isinstance(one, nodes.Number) and one.value < 2 for one in sides):
+                yield from (one.path for one in walk(*sides) if isinstance(one, nodes.Name))
 
 
 def odd_conditions(file: nodes.File) -> Iterator[str]:

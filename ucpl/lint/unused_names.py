@@ -26,8 +26,8 @@ CONFIG_UNREAD = (
 _MANY = PLACE_WORDS - {"rank"}  # words that distinguish stored tensors in a template, besides indices
 
 
-def unused(library: Library, file: nodes.File) -> Iterator[str]:
-    """Remarks with the statement, its line, and the remedy.
+def unused(library: Library, file: nodes.File) -> Iterator[tuple[str, str]]:
+    """Rules and remarks: the statement, its line, and the remedy.
 
     A file without layouts is not checked: its importers use the declarations.
     """
@@ -35,11 +35,11 @@ def unused(library: Library, file: nodes.File) -> Iterator[str]:
     for layout in layouts:
         yield from _of_layout(layout, _beside(library, layout))
     if layouts:
-        yield from _numbers(library, file)
+        yield from (("unused-number", text) for text in _numbers(library, file))
         yield from _of_models(library, file)
-    yield from _hidden(file)
+    yield from (("unused-number", text) for text in _hidden(file))
     if len(file.statements) > sum(isinstance(s, nodes.Import) for s in file.statements):
-        yield from _imports(file)
+        yield from (("unused-import", text) for text in _imports(file))
 
 
 def reads_config(texts: Iterable[nodes.Record]) -> bool:
@@ -47,7 +47,7 @@ def reads_config(texts: Iterable[nodes.Record]) -> bool:
     return any(name.partition(".")[0] == "config" for name in names_of(texts))
 
 
-def _of_layout(layout: nodes.Layout, beside: list[nodes.Layout]) -> Iterator[str]:
+def _of_layout(layout: nodes.Layout, beside: list[nodes.Layout]) -> Iterator[tuple[str, str]]:
     """`beside`: the layout and all layouts that are related to it."""
     items = [item for one in beside for item in one.items]
     dims = {*_dims(items)}
@@ -57,21 +57,24 @@ def _of_layout(layout: nodes.Layout, beside: list[nodes.Layout]) -> Iterator[str
                 yield from _of_file(layout, item, items, lines_in_file(name, items))
             case nodes.Use(name=name, key=str() as key) if _is_one_key(key):
                 yield (
+                    "unused-key",
                     f'{layout.name}: `key "{key}"` of `use ... as {name}` (line {item.span.line}) is one key for all'
-                    f" tensors in it: the keys of its lines behind `as` are not used. {_with_key(key)}"
+                    f" tensors in it: the keys of its lines behind `as` are not used. {_with_key(key)}",
                 )
             case nodes.Index(name=name, axis=axis):
                 if not {*_bracketed(items)} & {name} and not dims & {d for d in _dims([axis]) if d != name}:
-                    yield _of_index(layout, item)
+                    yield "unused-index", _of_index(layout, item)
             case nodes.Group(name=name) if name != "*" and name not in {*_groups(items)}:
                 yield (
+                    "unused-group",
                     f"{layout.name}: `group {name}` (line {item.span.line}) does nothing: no state line is of it. Write"
-                    f" `state * of {name} = flat(each) ...`, or take it out"
+                    f" `state * of {name} = flat(each) ...`, or take it out",
                 )
             case nodes.Mesh(name=name, axes=axes) if name and not _is_seen(name, axes, items):
                 yield (
+                    "unused-mesh",
                     f"{layout.name}: `mesh {name}` (line {item.span.line}) does nothing: no line is `on {name}`. Write"
-                    f" `on {name}` behind the lines that are cut by its axes, or take it out"
+                    f" `on {name}` behind the lines that are cut by its axes, or take it out",
                 )
 
 
@@ -80,16 +83,18 @@ def _of_layout(layout: nodes.Layout, beside: list[nodes.Layout]) -> Iterator[str
 
 def _of_file(
     layout: nodes.Layout, item: nodes.Files, items: list[nodes.LayoutItem], there: list[nodes.LayoutItem]
-) -> Iterator[str]:
+) -> Iterator[tuple[str, str]]:
     if not there:
         yield (
+            "unused-file",
             f"{layout.name}: no line is in `file {item.name}` (line {item.span.line}). Write `in {item.name}` behind its"
-            " lines, or take it out"
+            " lines, or take it out",
         )
     elif item.key is not None and _is_one_key(item.key, item.template, {*_bracketed(items)}) and any(map(_key, there)):
         yield (
+            "unused-key",
             f'{layout.name}: `key "{item.key}"` of `file {item.name}` (line {item.span.line}) is one key for all tensors in'
-            f" it: the keys of lines behind `as` are not used. {_with_key(item.key)}"
+            f" it: the keys of lines behind `as` are not used. {_with_key(item.key)}",
         )
 
 
@@ -172,7 +177,7 @@ def _is_seen(name: str, axes: tuple[str, ...], items: list[nodes.LayoutItem]) ->
 # ---- statements of a model for its layouts ---------------------------------------------------------------------------
 
 
-def _of_models(library: Library, file: nodes.File) -> Iterator[str]:
+def _of_models(library: Library, file: nodes.File) -> Iterator[tuple[str, str]]:
     """Groups and digits of a model that no loaded text uses.
 
     Only of models whose layouts are in the file.
@@ -193,11 +198,13 @@ def _of_models(library: Library, file: nodes.File) -> Iterator[str]:
             match item:
                 case nodes.Index(axis=axis) if not dims & (digits := {*_dims([axis])}):
                     one = " and ".join(f"`{d}`" for d in sorted(digits))
-                    yield f"{where} does nothing: no line has {one}. Write them where they are stored, or take it out"
+                    text = f"{where} does nothing: no line has {one}. Write them where they are stored, or take it out"
+                    yield "unused-index", text
                 case nodes.Group(name=name) if name not in named and not any(map(_has_groups, layouts)):
                     yield (
+                        "unused-group",
                         f"{where} does nothing: no layout here has the groups of the model. Write `state * of {name} = ...` or"
-                        f" `group * = model` in one, or take it out"
+                        f" `group * = model` in one, or take it out",
                     )
 
 

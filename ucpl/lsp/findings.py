@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 
 from ucpl.errors import Diagnostic, Label
+from ucpl.lint.rules import Remark
 from ucpl.lsp.files import Texts, shipped_path
 from ucpl.lsp.mending import faults
 from ucpl.lsp.outline import Outline
 from ucpl.records import frozen
 
 __all__ = ["Finding", "Related", "findings"]
-
-_LINE = re.compile(r"\(line ([0-9]{1,6})\)")  # the line of a remark
 
 
 @frozen
@@ -31,13 +29,17 @@ class Related:
 
 @frozen
 class Finding:
-    """One finding about a text. `code` is empty of a remark."""
+    """One finding about a text.
+
+    `code` is empty of a remark, which may have a rule.
+    """
 
     start: tuple[int, int]
     stop: tuple[int, int]
     code: str
     message: str
     related: tuple[Related, ...] = ()
+    rule: str = ""
 
 
 def findings(texts: Texts, path: str) -> list[Finding]:
@@ -59,7 +61,7 @@ def findings(texts: Texts, path: str) -> list[Finding]:
     checked = check_text(path, outline.text, given, texts.text)
     return [
         *(_finding(texts, path, outline, d) for d in checked.findings),
-        *(_remark(outline, text) for text in checked.remarks),
+        *(_remark(outline, one) for one in checked.noted),
     ]
 
 
@@ -100,16 +102,17 @@ def _import_of(outline: Outline, diagnostic: Diagnostic) -> tuple[tuple[int, int
     return (0, 0), (0, 1)
 
 
-def _remark(outline: Outline, text: str) -> Finding:
-    """A remark at its line, its layout's name, or the start."""
-    said = _LINE.search(text)
-    if said is not None and 0 < int(said[1]) <= len(outline.lines.starts):
-        line = int(said[1]) - 1
-        written = outline.text[outline.lines.offset(line, 0) : outline.lines.offset(line, len(outline.text))]
-        return Finding((line, len(written) - len(written.lstrip())), (line, len(written.rstrip())), "", text)
-    name = text.partition(" ")[0].strip("`:")
+def _remark(outline: Outline, remark: Remark) -> Finding:
+    """A remark at the name of its model or layout, else at its line."""
+    line, name = remark.line - 1, remark.text.partition(" ")[0].strip("`:")
     for block in outline.blocks:
         if block.name == name and block.header is not None and len(block.header.tokens) > 1:
             token = block.header.tokens[1]
-            return Finding(outline.lines.place(token.start), outline.lines.place(token.stop), "", text)
-    return Finding((0, 0), (0, 1), "", text)
+            start, stop = outline.lines.place(token.start), outline.lines.place(token.stop)
+            if line in (-1, start[0]):
+                return Finding(start, stop, "", remark.text, (), remark.rule)
+    if not 0 <= line < len(outline.lines.starts):
+        return Finding((0, 0), (0, 1), "", remark.text, (), remark.rule)
+    written = outline.text[outline.lines.offset(line, 0) : outline.lines.offset(line, len(outline.text))]
+    start, stop = (line, len(written) - len(written.lstrip())), (line, len(written.rstrip()))
+    return Finding(start, stop, "", remark.text, (), remark.rule)

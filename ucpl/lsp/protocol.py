@@ -91,7 +91,7 @@ class Wire:
             self.range(path, finding.start, finding.stop),
             finding.message,
             severity=severity,
-            code=finding.code or None,
+            code=finding.code or finding.rule or None,
             source="ucpl",
             related_information=[self._related(one) for one in finding.related] or None,
         )

@@ -1,0 +1,106 @@
+"""Rules of lint: ids, comments that silence them, the page, and the shipped files."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import ucpl
+from ucpl.conversion.checking import check, check_text
+from ucpl.conversion.requests import Given
+from ucpl.lint.rules import RULES
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "LINT.md"
+SHIPPED = sorted((*(ROOT / "specs").glob("*.ucpl"), *(ROOT / "examples").rglob("*.ucpl")))
+TEXT = """ucpl 1 {header}
+model m {{
+  dim h = 4
+  w : h
+}}
+{above}
+layout x(tp = 1) of m {{  {layout}
+  mesh tp
+  file weights = torch "{{tp}}.pt"
+  {line_above}
+  file optim = torch "o{{tp}}.pt"  {line}
+  w = h as "w"
+}}
+"""
+ALLOW = "# ucpl: allow unused-file"
+
+
+def lints(**said: str) -> list[tuple[str, int]]:
+    places = dict.fromkeys(("header", "above", "layout", "line_above", "line"), "")
+    found = check_text("x.ucpl", TEXT.format(**{**places, **said}), Given(), {}.get)
+    assert found.findings == ()
+    return [(one.rule, one.line) for one in found.noted]
+
+
+def test_a_remark_has_its_rule_and_its_line() -> None:
+    assert lints() == [("unused-file", 11)]
+
+
+@pytest.mark.parametrize("place", ["header", "above", "layout", "line_above", "line"])
+def test_a_comment_silences_a_rule_at_each_place(place: str) -> None:
+    assert lints(**{place: ALLOW}) == []
+    assert lints(**{place: f"{ALLOW}, swappable-parts: another layout has its lines"}) == []
+    assert lints(**{place: "# ucpl: allow swappable-parts"}) == [("unused-file", 11)]
+
+
+def test_a_comment_above_another_line_silences_nothing() -> None:
+    assert lints(line_above=f"{ALLOW}\n  let k = 1\n  assert k == tp or tp > 1") != []
+
+
+def test_a_rule_that_does_not_exist_is_reported() -> None:
+    assert lints(line="# ucpl: allow unused-files") == [("unused-file", 11), ("unknown-rule", 11)]
+
+
+def test_check_prints_the_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("x.ucpl").write_text(TEXT.format(header="", above="", layout="", line_above="", line=""))
+    assert "[unused-file]" in ucpl("check", "x.ucpl").out
+    (lint,) = json.loads(ucpl("check", "x.ucpl", "--json").out)["lints"]
+    assert (lint["file"], lint["line"], lint["rule"]) == ("x.ucpl", 11, "unused-file")
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_files_raise_no_rule(path: Path) -> None:
+    config = path.parent / "checkpoints" / path.stem / "config.json"
+    given = Given(config=json.loads(config.read_text(encoding="utf-8"))) if config.exists() else Given()
+    assert [str(one) for one in check(str(path), given).noted if one.rule not in ("", "unread-config")] == []
+
+
+def test_each_rule_of_the_code_is_listed() -> None:
+    used = set()
+    for name in ("conversion/checking.py", "lint/unused_names.py", "lint/rules.py"):
+        for node in ast.walk(ast.parse((ROOT / "ucpl" / name).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call | ast.Tuple | ast.Yield):
+                used |= {n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and n.value in RULES}
+    assert used == set(RULES)
+
+
+def page() -> str:
+    rows = "\n".join(f"| `{rule}` | {text} |" for rule, text in RULES.items())
+    return f"""# Rules of lint
+
+`ucpl check` and the editor print a remark with the id of its rule, as `[unused-file]`. A remark is no error: the exit status is 0.
+`# ucpl: allow RULE: reason` silences a rule: at the end of a line or alone above it for that line, at the first line of a model or
+layout for all of it, and at `ucpl 1` for the file. Several rules have commas between them.
+
+| rule | remark |
+|---|---|
+{rows}
+"""
+
+
+def test_the_page_lists_the_rules() -> None:
+    """After a change: `python -m tests.lint.test_rules`."""
+    assert PAGE.read_text(encoding="utf-8") == page()
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
