@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,12 +31,13 @@ layout x(tp = 1) of m {{  {layout}
   w = h as "w"
 }}
 """
+NO_FILES: Callable[[str], str | None] = {}.get
 ALLOW = "# ucpl: allow unused-file"
 
 
 def lints(**said: str) -> list[tuple[str, int]]:
     places = dict.fromkeys(("header", "above", "layout", "line_above", "line"), "")
-    found = check_text("x.ucpl", TEXT.format(**{**places, **said}), Given(), {}.get)
+    found = check_text("x.ucpl", TEXT.format(**{**places, **said}), Given(), NO_FILES)
     assert found.findings == ()
     return [(one.rule, one.line) for one in found.noted]
 
@@ -87,9 +89,10 @@ def page() -> str:
     rows = "\n".join(f"| `{rule}` | {text} |" for rule, text in RULES.items())
     return f"""# Rules of lint
 
-`ucpl check` and the editor print a remark with the id of its rule, as `[unused-file]`. A remark is no error: the exit status is 0.
-`# ucpl: allow RULE: reason` silences a rule: at the end of a line or alone above it for that line, at the first line of a model or
-layout for all of it, and at `ucpl 1` for the file. Several rules have commas between them.
+`ucpl check` and the editor print a remark with the id of its rule, as `[unused-file]`. A remark is no error.
+The exit status is 0.
+`# ucpl: allow RULE: reason` silences a rule: at the end of a line or alone above it for that line, at the first line of a
+model or layout for all of it, and at `ucpl 1` for the file. Several rules have commas between them.
 
 | rule | remark |
 |---|---|

@@ -103,7 +103,7 @@ def _import_of(outline: Outline, diagnostic: Diagnostic) -> tuple[tuple[int, int
 
 
 def _remark(outline: Outline, remark: Remark) -> Finding:
-    """A remark at the name of its model or layout, else at its line."""
+    """A remark at its model's or layout's name, else at its line."""
     line, name = remark.line - 1, remark.text.partition(" ")[0].strip("`:")
     for block in outline.blocks:
         if block.name == name and block.header is not None and len(block.header.tokens) > 1:
