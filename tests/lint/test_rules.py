@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,13 +30,12 @@ layout x(tp = 1) of m {{  {layout}
   w = h as "w"
 }}
 """
-NO_FILES: Callable[[str], str | None] = {}.get
 ALLOW = "# ucpl: allow unused-file"
 
 
 def lints(**said: str) -> list[tuple[str, int]]:
     places = dict.fromkeys(("header", "above", "layout", "line_above", "line"), "")
-    found = check_text("x.ucpl", TEXT.format(**{**places, **said}), Given(), NO_FILES)
+    found = check_text("x.ucpl", TEXT.format(**{**places, **said}), Given(), lambda path: None)
     assert found.findings == ()
     return [(one.rule, one.line) for one in found.noted]
 
