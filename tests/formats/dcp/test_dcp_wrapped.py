@@ -38,6 +38,7 @@ SPELLINGS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "checkpointed": (wrapped("_checkpoint_wrapped_module", "layers.0", "emb"), {}),
     "both": (wrapped("_checkpoint_wrapped_module", "layers.0"), wrapped("_orig_mod", "out")),
     "fsdp": ({n: f"_fsdp_wrapped_module.{s}" for n, s in wrapped("_fsdp_wrapped_module", "layers.0").items()}, {}),
+    "compiled_in_both": (wrapped("_orig_mod", "layers.0"), wrapped("_orig_mod", "layers.0")),
     "ddp": (wrapped("module", "layers.0"), {}),
     "ddp_optimizer": (wrapped("_orig_mod", "layers"), wrapped("module", "layers.0.w")),
 }
@@ -114,6 +115,46 @@ def test_states_of_several_parts_are_of_their_parameter(tmp_path: Path) -> None:
     save(state, checkpoint_id=tmp_path / "in")
     said = refusal(lambda: open_checkpoint(tmp_path / "in"), "E460")
     assert said.message == "`GG.0` of `out.weight` is [3, 3], and the parameter is [3, 4]"
+
+
+def numbered(spelling: str) -> dict[str, Any]:
+    """As `model.state_dict()` and `optimizer.state_dict()` have it: the optimizer has numbers."""
+    state, _ = run(spelling)
+    named = state["optimizer"]
+    members = [name for group in named["param_groups"] for name in group["params"]]
+    number = {name: n for n, name in enumerate(members)}
+    groups = [{**group, "params": [number[name] for name in group["params"]]} for group in named["param_groups"]]
+    states = {number[name]: held for name, held in named["state"].items()}
+    return {"model": state["model"], "optimizer": {"state": states, "param_groups": groups}}
+
+
+@pytest.mark.parametrize("spelling", ["compiled", "checkpointed"])
+def test_numbers_of_an_optimizer_get_names_by_shape_and_order(spelling: str, tmp_path: Path) -> None:
+    state = numbered(spelling)
+    state["model"]["frozen"] = torch.ones(5, 4)
+    save(state, checkpoint_id=tmp_path / "in")
+    opened = open_checkpoint(tmp_path / "in").state
+    assert [group.members for group in opened.groups] == [NAMES[:2], NAMES[2:]]
+    assert [t.name for t in opened.tensors if t.kind == "frozen"] == ["frozen"]
+    held = plain_of(tmp_path / "in")
+    for name, states in zip(NAMES, state["optimizer"]["state"].values(), strict=True):
+        assert torch.equal(held["params"][name]["exp_avg"], states["exp_avg"])
+    ucpl.convert(tmp_path / "in", tmp_path / "out", "dcp(fsdp=2)")
+    loaded = blank(state)
+    load(loaded, checkpoint_id=tmp_path / "out")
+    assert flat(loaded) == flat(state)
+    assert loaded["optimizer"]["param_groups"][1]["params"] == [2, 3]
+    ucpl.convert(tmp_path / "in", tmp_path / "zero", "zero1(dp=2)")
+    assert ucpl.compare(tmp_path / "in", tmp_path / "zero")
+
+
+def test_numbers_that_fit_several_parameters_are_refused(tmp_path: Path) -> None:
+    state = numbered("compiled")
+    state["model"]["frozen"] = torch.ones(3, 4)
+    save(state, checkpoint_id=tmp_path / "in")
+    said = refusal(lambda: open_checkpoint(tmp_path / "in"), "E446")
+    assert "several assignments fit" in said.message
+    ucpl.convert(tmp_path / "in", tmp_path / "weights.pt", "plain()", weights_alone=True)
 
 
 def test_wraps_are_parts_of_names() -> None:

@@ -106,6 +106,18 @@ class Metadata:
             paths={name: one for name, one in self.paths.items() if not gone(name)},
         )
 
+    def renamed(self, paths: dict[str, tuple[Step, ...]]) -> Metadata:
+        """The same with other paths, and the names that follow from them."""
+        names = {name: ".".join(map(str, steps)) for name, steps in paths.items()}
+        return evolve(
+            self,
+            tensors={names[name]: one for name, one in self.tensors.items()},
+            objects={names[name]: one for name, one in self.objects.items()},
+            paths={names[name]: steps for name, steps in paths.items()},
+            runs_of={names[name]: shape for name, shape in self.runs_of.items()},
+            described={names.get(name, name): file for name, file in self.described.items()},
+        )
+
     def describes(self, name: str) -> str:
         """The file that describes a value, relative to the folder."""
         return self.described.get(name, METADATA)

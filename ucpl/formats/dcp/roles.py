@@ -21,7 +21,7 @@ from ucpl.formats.dcp.folders import is_apart
 from ucpl.formats.dcp.metadata import Metadata, Step
 from ucpl.records import frozen
 
-__all__ = ["Roles", "roles_of"]
+__all__ = ["Roles", "prefix_alone", "roles_of"]
 
 _MODELS = ("model", "module", "state_dict", "app")  # names of the model's dict, used if there is no optimizer
 _STATE, _GROUPS = "state", "param_groups"
@@ -255,6 +255,12 @@ def _prefixes(trained: set[str], tensors: Mapping[str, str], states: set[str]) -
     close = get_close_matches(missing, texts, 1)
     more = f"; the nearest is `{close[0]}`" if close else ""
     return fitting, f"the optimizer has states of `{missing}`, and no tensor of a model is called so{more}", ""
+
+
+def prefix_alone(metadata: Metadata) -> str:
+    """The prefix of the model's tensor names, by the names of dicts alone."""
+    texts = {".".join(map(str, steps)): name for name, steps in metadata.paths.items() if name in metadata.tensors}
+    return _prefix_alone(texts, metadata)
 
 
 def _prefix_alone(tensors: Mapping[str, str], metadata: Metadata) -> str:

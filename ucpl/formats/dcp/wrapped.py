@@ -7,16 +7,17 @@ names of the source's dicts again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 
-from attrs import evolve, field
+from attrs import field
 
 from ucpl.errors import UcplError
 from ucpl.files.checkpoint import Checkpoint, Own
 from ucpl.files.wrappers import LOOSE, WRAPPERS, bare
 from ucpl.formats.dcp.metadata import Metadata, Step
-from ucpl.formats.dcp.roles import Roles, roles_of
+from ucpl.formats.dcp.numbered import with_names
+from ucpl.formats.dcp.roles import Roles, prefix_alone, roles_of
 from ucpl.records import frozen
 
 __all__ = ["Wrapped", "found_in", "wrapped_of"]
@@ -29,14 +30,25 @@ class Wrapped(Own):
     model: dict[str, str] = field(factory=dict)
     optimizer: dict[str, str] = field(factory=dict)
     words: Set[str] = frozenset()
+    numbers: dict[str, int] = field(factory=dict)  # of the parameters, if the optimizer's dict has no names
 
     def plain(self, name: object) -> object:
         """A parameter's name as the optimizer's groups have it, without wraps."""
+        if self.numbers:
+            return next((one for one, number in self.numbers.items() if number == name), name)
         return bare(name, self.words) if isinstance(name, str) and self.words else name
+
+    def listed(self, name: str) -> object:
+        """The name or number of a parameter in the optimizer's groups."""
+        return self.numbers.get(name, self.optimizer.get(name, name))
 
     def told(self) -> tuple[str, ...]:
         """For `inspect`."""
-        if not self.words:
+        if self.numbers:
+            return (
+                "the optimizer's numbers are named by shapes of its states, in the order of the model's state dict",
+            )
+        if not self.words or not (self.model or self.optimizer) or self.model == self.optimizer:
             return ()
         name, said = next(iter((self.model or self.optimizer).items()))
         whose = ("model", "optimizer") if self.model else ("optimizer", "model")
@@ -49,44 +61,42 @@ def wrapped_of(checkpoint: Checkpoint) -> Wrapped:
 
 
 def found_in(metadata: Metadata, root: Path) -> tuple[Metadata, Roles, Wrapped]:
-    """Roles of the entries, by names with or without wrapper steps.
+    """Roles of the entries, by names without the steps of wrappers.
 
-    Raises: UcplError E524.
+    Numbers of an optimizer have names. Raises: UcplError E446, E524.
     """
+    less = _without(metadata, WRAPPERS) or metadata
     try:
-        return metadata, roles_of(metadata, root), Wrapped()
+        roles = roles_of(less, root)
     except UcplError:
-        for words in (WRAPPERS, LOOSE):
-            made = _without(metadata, words)
-            if made is None:
-                continue
-            less, names = made
+        for made, words, numbers in _others(metadata, less, root):
             try:
-                roles = roles_of(less, root)
+                roles = roles_of(made, root)
             except UcplError:
                 continue
-            return less, roles, _wrapped(roles, names, metadata, words)
+            return made, roles, _wrapped(roles, made, metadata, words, numbers)
         raise
+    return less, roles, _wrapped(roles, less, metadata, WRAPPERS) if less is not metadata else Wrapped()
 
 
-def _without(metadata: Metadata, words: Set[str]) -> tuple[Metadata, dict[str, str]] | None:
-    """The metadata without wrapper steps, and each former name.
+def _others(metadata: Metadata, less: Metadata, root: Path) -> Iterator[tuple[Metadata, Set[str], dict[str, int]]]:
+    """Metadata with names for numbers, and without `module` in names."""
+    named = with_names(less, root, prefix_alone(less))
+    if named is not None:
+        yield named[0], WRAPPERS, named[1]
+    if (loose := _without(metadata, LOOSE)) is not None:
+        yield loose, LOOSE, {}
+
+
+def _without(metadata: Metadata, words: Set[str]) -> Metadata | None:
+    """The metadata without wrapper steps.
 
     None if nothing changes, or two names would be equal.
     """
     paths = {name: _steps(steps, words) for name, steps in metadata.paths.items()}
-    names = {name: ".".join(map(str, steps)) for name, steps in paths.items()}
-    if len(set(names.values())) < len(names) or all(paths[name] == steps for name, steps in metadata.paths.items()):
+    if len(set(paths.values())) < len(paths) or all(paths[name] == steps for name, steps in metadata.paths.items()):
         return None
-    made = evolve(
-        metadata,
-        tensors={names[name]: one for name, one in metadata.tensors.items()},
-        objects={names[name]: one for name, one in metadata.objects.items()},
-        paths={names[name]: steps for name, steps in paths.items()},
-        runs_of={names[name]: shape for name, shape in metadata.runs_of.items()},
-        described={names.get(name, name): file for name, file in metadata.described.items()},
-    )
-    return made, {new: old for old, new in names.items()}
+    return metadata.renamed(paths)
 
 
 def _steps(steps: tuple[Step, ...], words: Set[str]) -> tuple[Step, ...]:
@@ -103,16 +113,21 @@ def _steps(steps: tuple[Step, ...], words: Set[str]) -> tuple[Step, ...]:
     return tuple(out)
 
 
-def _wrapped(roles: Roles, names: Mapping[str, str], metadata: Metadata, words: Set[str]) -> Wrapped:
-    texts = {name: ".".join(map(str, steps)) for name, steps in metadata.paths.items()}
-    said = {new: texts[old] for new, old in names.items()}
+def _wrapped(
+    roles: Roles, made: Metadata, metadata: Metadata, words: Set[str], numbers: Mapping[str, int] | None = None
+) -> Wrapped:
+    """The names of both dicts in the files. Entries of `made` are those of `metadata`, in its order."""
+    texts = (".".join(map(str, steps)) for steps in metadata.paths.values())
+    said = dict(zip(made.paths, texts, strict=True))
     model = {name: said[entry].removeprefix(roles.prefix) for name, entry in roles.weights.items()}
     optimizer: dict[str, str] = {}
     for name, states in roles.states.items():
         for state, entry in states.items():
             owner = said[entry].removeprefix(roles.states_prefix).removesuffix(f".{state}")
             optimizer.setdefault(name, owner)
-    return Wrapped(_changed(model), _changed(optimizer), words)
+    for name, number in (numbers or {}).items():
+        optimizer.setdefault(name, str(number))
+    return Wrapped(_changed(model), _changed(optimizer), words, dict(numbers or {}))
 
 
 def _changed(names: Mapping[str, str]) -> dict[str, str]:

@@ -358,8 +358,8 @@ class DCPWriter:
                 for key, value in said.items():
                     self.value(self.within("param_groups", owner, key), value)
             if not self.is_flat:
-                called = wrapped_of(self.source).optimizer
-                self.value(self.within("param_groups", number, "params"), [called.get(name, name) for name in every])
+                called = wrapped_of(self.source)
+                self.value(self.within("param_groups", number, "params"), [called.listed(name) for name in every])
 
     def value(self, steps: tuple[Step, ...], value: object) -> None:
         name = ".".join(map(str, steps))
