@@ -8,13 +8,16 @@ A run whose optimizer shards are gone is converted as weights only where somebod
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import ucpl
@@ -305,6 +308,25 @@ def of_codes(tmp_path: Path) -> Path:
     return tmp_path / "codes"
 
 
+@pytest.fixture
+def of_parts(of_codes: Path) -> Path:
+    """The same of two ranks: each moment is two such objects, of two rows each."""
+    said = pickle.loads((of_codes / ".metadata").read_bytes())
+    file = of_codes / "__0_0.distcp"
+    for state in ("exp_avg", "exp_avg_sq"):
+        name = f"optimizer.state.w.{state}"
+        chunks = said.state_dict_metadata[name].chunks
+        index = next(one for one in said.storage_data if one.fqn == name)
+        place = said.storage_data[index]
+        raw = file.read_bytes()
+        file.write_bytes(raw + raw[place.offset : place.offset + place.length])
+        said.storage_data[replace(index, offset=torch.Size([2, 0]), index=1)] = replace(place, offset=len(raw))
+        half = replace(chunks[0], sizes=torch.Size([2, 3]))
+        said.state_dict_metadata[name].chunks = [half, replace(half, offsets=torch.Size([2, 0]))]
+    (of_codes / ".metadata").write_bytes(pickle.dumps(said))
+    return of_codes
+
+
 @pytest.mark.parametrize(
     ("target", "how"),
     [
@@ -316,18 +338,18 @@ def of_codes(tmp_path: Path) -> Path:
     ],
 )
 def test_states_of_a_class_of_their_own_are_named_and_left_out(
-    of_codes: Path, tmp_path: Path, target: str, how: dict[str, Any]
+    of_parts: Path, tmp_path: Path, target: str, how: dict[str, Any]
 ) -> None:
     for goal in ("dcp(fsdp = 2)", "plain()"):
         with pytest.raises(
             ucpl.UcplError, match=r"E460: `exp_avg` of `w` is a tensor of the class .*\.Codes"
         ) as caught:
-            ucpl.convert(of_codes, tmp_path / "run", goal)
+            ucpl.convert(of_parts, tmp_path / "run", goal)
         found = caught.value.diagnostics[0]
         assert "--drop exp_avg --drop exp_avg_sq" in found.remedy and any(
             "--weights-alone" in note for note in found.notes
         )
-    done = ucpl.convert(of_codes, tmp_path / "target", target, **how)
+    done = ucpl.convert(of_parts, tmp_path / "target", target, **how)
     assert done.plan.account is not None
     assert "exp_avg" in [name for entry in done.plan.account.of("not read") for name in entry.names]
     ucpl.convert(tmp_path / "target", tmp_path / "back", "plain()")
@@ -335,8 +357,8 @@ def test_states_of_a_class_of_their_own_are_named_and_left_out(
     assert torch.equal(found["w"]["weight"], torch.arange(12.0).reshape(4, 3))
 
 
-def test_a_look_at_such_a_folder_names_what_is_not_read(of_codes: Path) -> None:
-    done = command("inspect", of_codes)
+def test_a_look_at_such_a_folder_names_what_is_not_read(of_parts: Path) -> None:
+    done = command("inspect", of_parts)
     assert done.status == 0, done.err
     assert (
         "not read      step, exp_avg, exp_avg_sq: it cannot be read: `exp_avg` of `w` is a tensor of the class"
@@ -344,17 +366,28 @@ def test_a_look_at_such_a_folder_names_what_is_not_read(of_codes: Path) -> None:
     )
 
 
-def test_verify_and_infer_name_what_is_not_read_of_such_a_folder(of_codes: Path, tmp_path: Path) -> None:
+def test_verify_and_infer_name_what_is_not_read_of_such_a_folder(of_parts: Path, tmp_path: Path) -> None:
     passed = "not read: step, exp_avg, exp_avg_sq: it cannot be read: `exp_avg` of `w` is a tensor of the class"
-    found = ucpl.verify(of_codes)
+    found = ucpl.verify(of_parts)
     assert found and any(note.startswith(passed) for note in found.notes)
-    assert f"# {passed}" in ucpl.infer(of_codes).text()
-    assert command("check", written(tmp_path, ucpl.infer(of_codes).text())).status == 0
-    ucpl.convert(of_codes, tmp_path / "alone", "plain()", weights_alone=True)
-    assert ucpl.compare(of_codes, tmp_path / "alone", weights=True)
+    assert f"# {passed}" in ucpl.infer(of_parts).text()
+    assert command("check", written(tmp_path, ucpl.infer(of_parts).text())).status == 0
+    ucpl.convert(of_parts, tmp_path / "alone", "plain()", weights_alone=True)
+    assert ucpl.compare(of_parts, tmp_path / "alone", weights=True)
     with pytest.raises(ucpl.UcplError, match="E460") as caught:
-        ucpl.compare(of_codes, tmp_path / "alone")
+        ucpl.compare(of_parts, tmp_path / "alone")
     assert caught.value.diagnostics[0].remedy == "compare the weights alone: --weights"
+
+
+def test_complete_objects_of_a_class_are_carried_if_it_is_allowed(of_codes: Path, tmp_path: Path) -> None:
+    with pytest.raises(ucpl.UcplError, match=r"E504.*\.Codes"):
+        ucpl.convert(of_codes, tmp_path / "run", "dcp(fsdp = 2)")
+    ucpl.convert(of_codes, tmp_path / "run", "dcp(fsdp = 2)", allow_globals=[f"{__name__}.Codes"])
+    held: dict[str, Any] = {"optimizer": {"state": {"w": {"exp_avg": Codes(torch.zeros(4, 3, dtype=torch.uint8))}}}}
+    load(held, checkpoint_id=tmp_path / "run", no_dist=True)
+    assert bool((held["optimizer"]["state"]["w"]["exp_avg"].codes == 1).all())
+    ucpl.convert(of_codes, tmp_path / "less", "dcp(fsdp = 2)", drop=["exp_avg", "exp_avg_sq"])
+    assert "optimizer_values" not in open_checkpoint(tmp_path / "less").state.blobs
 
 
 def written(folder: Path, text: str) -> Path:

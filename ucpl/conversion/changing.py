@@ -96,12 +96,15 @@ def _known(source: Side, origin: ChangeOrigin) -> _Known:
     beside: set[str] = set()
     others = {blob.name for blob in source.placement.blobs}
     if opened is not None:
+        from ucpl.formats.leaving import other_states
+
         for name in (EXTRA, EMPTY):
             held = opened.state.blobs.get(name)
             beside |= {key for key in held if isinstance(key, str)} if isinstance(held, dict) else set()
         others |= {file.name for file in opened.container.files} if opened.container is not None else set()
         others |= {one.name for one in opened.not_read if one.is_optimizer}
         others |= {key for key in opened.state.carried if isinstance(key, str)} | opened.state.scalars.keys()
+        others |= other_states(opened.state).keys()
     states = {p.state for p in source.placement.parts} | {s.name for s in layout.states}
     return _Known(
         layout.tensors,

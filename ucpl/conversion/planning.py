@@ -245,7 +245,10 @@ def _besides(checkpoint: Checkpoint | None, drop: tuple[str, ...]) -> dict[str, 
     """Dropped names of values besides tensors, each with its kind."""
     if checkpoint is None:
         return {}
+    from ucpl.formats.leaving import other_states
+
     kinds = dict.fromkeys(checkpoint.state.scalars, "scalar")
+    kinds |= dict.fromkeys(other_states(checkpoint.state), "value")
     kinds |= {key: "client_state" for key in checkpoint.state.carried if isinstance(key, str)}
     kinds |= dict.fromkeys(_files_beside(checkpoint), "file")
     return {name: kinds[name] for name in drop if name in kinds}

@@ -50,12 +50,14 @@ class TargetPass:
 
 def _leave_out(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
     """Without values, numbers and files that are dropped by name."""
+    from ucpl.formats.leaving import without_states
+
     names = recipe.left_out
     if checkpoint.container is not None:
         checkpoint = evolve(checkpoint, container=checkpoint.container.without({*names}))
-    known = checkpoint.state
+    known = without_states(checkpoint.state, names)
     if names.isdisjoint(known.carried) and names.isdisjoint(known.scalars):
-        return checkpoint
+        return evolve(checkpoint, state=known)
 
     def rest(values: Mapping[K, T]) -> dict[K, T]:
         return {key: value for key, value in values.items() if key not in names}

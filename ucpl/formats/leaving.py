@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from attrs import evolve
+
 from ucpl.extents import Structure, TrainState
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.model_texts import TEXTS
 from ucpl.files.values import Empty, Value
+from ucpl.formats.torch_optimizer import EXTRA as OTHERS
 from ucpl.registry import format_named, formats
 
 __all__ = [
@@ -27,7 +30,9 @@ __all__ = [
     "keeps_all",
     "left_values",
     "objects_advice",
+    "other_states",
     "run_values",
+    "without_states",
 ]
 
 # The file of Lightning's FSDPStrategy for values in no chunk: loops, callbacks, schedulers.
@@ -99,6 +104,23 @@ def empty_tensors(state: TrainState, root: Path) -> dict[str, Empty]:
     """Tensors without elements by name; plans do not have them."""
     noted = Value(root, "plain.pt", (), state.blobs, "E481").find(EMPTY)
     return {name: Empty.of(value) for name, value in noted.named()} if noted is not None else {}
+
+
+def other_states(state: TrainState) -> dict[str, None]:
+    """Names of optimizer states that are neither one value per element nor a number."""
+    held = state.blobs.get(OTHERS)
+    return {name: None for states in held.values() for name in states} if isinstance(held, dict) else {}
+
+
+def without_states(state: TrainState, names: frozenset[str]) -> TrainState:
+    """A train state without these of them."""
+    held = state.blobs.get(OTHERS)
+    if not isinstance(held, dict) or names.isdisjoint(other_states(state)):
+        return state
+    kept = {owner: {n: one for n, one in states.items() if n not in names} for owner, states in held.items()}
+    left = {owner: states for owner, states in kept.items() if states}
+    blobs = {key: value for key, value in state.blobs.items() if key != OTHERS}
+    return evolve(state, blobs={**blobs, OTHERS: left} if left else blobs)
 
 
 def run_values(carried: Mapping[object, object]) -> dict[object, object]:

@@ -105,16 +105,40 @@ def test_two_names_that_differ_in_wraps_only_stay_two(tmp_path: Path) -> None:
     )
 
 
-def test_states_of_several_parts_are_of_their_parameter(tmp_path: Path) -> None:
-    """SOAP keeps lists of matrices.
+# States that are neither one value per element nor a number: SOAP's matrices, factors of Adafactor, which has other states
+# for a parameter of one dim, a history as LBFGS has it, and a text.
+OTHERS: dict[str, dict[str, Any]] = {
+    "lists of matrices": {"GG": [torch.eye(3), torch.eye(4) * 2], "Q": [torch.eye(3), []]},
+    "factors": {"row": torch.arange(3.0), "column": torch.arange(4.0)},
+    "a history": {"old_dirs": [torch.arange(5.0)], "al": [None, 2.5], "note": "f32"},
+}
 
-    The state is wrong, and not the name.
-    """
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_states_of_another_form_are_carried(kind: str, tmp_path: Path) -> None:
+    state, _ = run("compiled")
+    held = state["optimizer"]["state"]["out.weight"]
+    held |= OTHERS[kind]
+    del held["exp_avg_sq"]  # and its own state is no value per element of all parameters in the group
+    save(state, checkpoint_id=tmp_path / "in")
+    found = open_checkpoint(tmp_path / "in").state
+    assert found.blobs["optimizer_values"].keys() == {"out.weight", "layers.0.n.bias"}  # type: ignore[attr-defined]
+    assert {t.name: t.states for t in found.tensors}["out.weight"] == ("exp_avg",)
+    ucpl.convert(tmp_path / "in", tmp_path / "out", "dcp(fsdp=2)")
+    loaded = blank(state)
+    load(loaded, checkpoint_id=tmp_path / "out")
+    assert flat(loaded) == flat(state)
+    assert ucpl.compare(tmp_path / "in", tmp_path / "out")
+    ucpl.convert(tmp_path / "in", tmp_path / "all.pt", "plain()")
+    assert ucpl.compare(tmp_path / "all.pt", tmp_path / "out")
+
+
+def test_a_dropped_state_stands_for_its_list(tmp_path: Path) -> None:
     state, _ = run("compiled")
     state["optimizer"]["state"]["out.weight"]["GG"] = [torch.eye(3), torch.eye(4)]
     save(state, checkpoint_id=tmp_path / "in")
-    said = refusal(lambda: open_checkpoint(tmp_path / "in"), "E460")
-    assert said.message == "`GG.0` of `out.weight` is [3, 3], and the parameter is [3, 4]"
+    ucpl.convert(tmp_path / "in", tmp_path / "out", "dcp(fsdp=2)", drop=["GG"])
+    assert "optimizer_values" not in open_checkpoint(tmp_path / "out").state.blobs
 
 
 def numbered(spelling: str) -> dict[str, Any]:

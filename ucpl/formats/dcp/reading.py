@@ -26,7 +26,7 @@ from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.pickles import tensors_of
 from ucpl.files.plain_values import decode
 from ucpl.files.scalars import is_counted, number_of
-from ucpl.files.skipping import skipped_states, skips_optimizer
+from ucpl.files.skipping import skipped_states, skips, skips_optimizer
 from ucpl.files.torch_files import crc_of
 from ucpl.files.values import Value, kind_text
 from ucpl.formats.dcp.cells import CELLS_MAX, boxes_of_runs, edges_of, in_cells, is_grid
@@ -36,6 +36,7 @@ from ucpl.formats.dcp.metadata import ENVELOPE, METADATA, ByteRange, ChunkedTens
 from ucpl.formats.dcp.roles import Roles
 from ucpl.formats.dcp.wrapped import Wrapped, found_in
 from ucpl.formats.leaving import EMPTY, META
+from ucpl.formats.torch_optimizer import EXTRA as OTHERS
 from ucpl.records import define
 
 __all__ = ["Opened", "opened"]
@@ -52,6 +53,10 @@ def opened(path: Path, metadata: Metadata) -> Checkpoint:
     """
     metadata, roles, wrapped = found_in(metadata, path)
     return Opened(path, metadata, roles, Chunks(path, metadata.described), wrapped=wrapped).checkpoint()
+
+
+class _Node(dict[object, object]):
+    """A dict or list of the state dict; list keys are numbers."""
 
 
 @define(eq=False)
@@ -77,6 +82,7 @@ class Opened:
     trained: dict[str, None] = field(default=Factory(lambda self: dict.fromkeys(self.roles.states), takes_self=True))
     empty: dict[str, object] = field(factory=dict)
     held: dict[str, list[tuple[Key, ...]]] = field(factory=dict)  # tensor -> chunks of its weight, of each state
+    others: dict[str, _Node] = field(factory=dict)  # parameter -> states of no value per element
 
     def checkpoint(self) -> Checkpoint:
         self.chunks.ahead(self.metadata)
@@ -84,10 +90,11 @@ class Opened:
             self.payload(name, entry)
         for name, states in self.roles.states.items():
             if name not in self.empty:  # no plan names it, and no group may
-                self.read_states(name, skipped_states(states))
+                self.read_states(name, self.wanted(states))
         self.more_states()
-        self.align()
         groups = self.groups()
+        self.set_apart(groups)
+        self.align()
         self.read_states_of_empty(groups)
         aliases = self.aliases()
         tensors = tuple(
@@ -96,6 +103,8 @@ class Opened:
         settings = self.settings(tensors, aliases)
         carried = self.rest()
         framework, version, blobs = self.kept(carried)
+        if self.others:
+            blobs[OTHERS] = {name: _listed(states) for name, states in self.others.items()}
         if (self.root / META).is_file():
             blobs[META] = self.carry(ByteRange(META, 0, None), (META,))
         return Checkpoint(
@@ -182,32 +191,72 @@ class Opened:
             if stored is None:
                 self.keep_number(state, name, self.value(entry))
             elif self.whole(entry) == weight.shape and not self.is_number(state):
-                self.state(name, state, entry)
-                found.append(state)
+                if self.state(name, state, entry):
+                    found.append(state)
             elif prod(stored.shape) == 1 and len(stored.chunks) == 1:
                 part, tensor = self.chunks.tensor(stored.chunks[0].place, entry)
                 extent = self.chunks.extent(entry, stored.chunks[0], part, tensor)
                 self.scalars.setdefault(state, {})[name] = part.read_scalar(extent.key, tensor)
                 self.scalar_extents.setdefault(state, {})[name] = extent
             else:
-                fail(
-                    "E460",
-                    f"`{state}` of `{name}` is {list(stored.shape)}, and the parameter is {list(weight.shape)}",
-                    Label(str(self.root / self.metadata.describes(entry)), where=entry),
-                )
+                self.keep_other(name, state, entry, self.other(entry, stored))
         self.states[name] = tuple(found)
 
-    def state(self, name: str, state: str, entry: str) -> None:
-        """Read one state.
+    def wanted(self, states: dict[str, str]) -> dict[str, str]:
+        """The states that are read: a dropped name also stands for a list or dict of states."""
+        heads = {state: state.partition(".")[0] for state in states}
+        return {state: entry for state, entry in skipped_states(states).items() if not skips(heads[state])}
 
-        Raises: UcplError E460 for an object of a library's own tensor class.
+    def keep_other(self, name: str, state: str, entry: str, value: object) -> None:
+        """Keep a state that is neither one value per element nor a number, such as a matrix of SOAP."""
+        steps = self.metadata.paths[entry]
+        of_state = state.count(".") + 1
+        if len(steps) > of_state and ".".join(map(str, steps[-of_state:])) == state:
+            *inner, last = steps[-of_state:]
+        else:
+            inner, last = [], state
+        here: _Node = self.others.setdefault(name, _Node())
+        for step in inner:
+            here = here.setdefault(step, _Node())  # type: ignore[assignment]
+        here[last] = value
+
+    def set_apart(self, groups: tuple[ParameterGroup, ...]) -> None:
+        """Keep a state as it is for a group, if it is no value per element for some of its parameters."""
+        for group in groups:
+            states = {state for name in group.members for state in self.states.get(name, ())}
+            for state in states:
+                owners = [name for name in group.members if state in self.states.get(name, ())]
+                if len(owners) < len(group.members):
+                    for name in owners:
+                        self.set_one_apart(name, state)
+
+    def set_one_apart(self, name: str, state: str) -> None:
+        entry = self.roles.states.get(name, {}).get(state)
+        if entry is None:  # of buckets, which name no entry
+            return
+        for keys in [some for some in self.held[name] if some and some[0][0] == entry]:
+            self.held[name].remove(keys)
+            for key in keys:
+                del self.extents[METADATA, key]
+        self.keep_other(name, state, entry, self.other(entry, self.metadata.tensors[entry]))
+        self.states[name] = tuple(one for one in self.states[name] if one != state)
+
+    def state(self, name: str, state: str, entry: str) -> bool:
+        """Read one state, and test whether it is one value per element.
+
+        Raises: UcplError E460 for chunks of a library's own tensor class.
         """
         try:
             self.payload(name, entry)
+            return True
         except UcplError as error:
+            stored = self.metadata.tensors[entry]
             if error.diagnostics[0].code != NO_TENSOR:
                 raise
-            place = self.metadata.tensors[entry].chunks[0].place
+            place = stored.chunks[0].place
+            if len(stored.chunks) == 1 and stored.chunks[0].shape == stored.shape:
+                self.keep_other(name, state, entry, self.carry(place, (entry,)))
+                return False
             fail(
                 "E460",
                 f"`{state}` of `{name}` is {kind_text(self.chunks.archive(place).value)}, whose parts no layout describes",
@@ -235,11 +284,10 @@ class Opened:
         ) | {_STEP}
 
     def keep_number(self, state: str, name: str, value: object) -> None:
-        if not is_counted(value):
-            entry = self.roles.states[name][state]
-            file = self.metadata.describes(entry)
-            Value(self.root / file, file, (entry,), value, "E460").wrong("a number")
-        self.scalars.setdefault(state, {})[name] = value
+        if is_counted(value):
+            self.scalars.setdefault(state, {})[name] = value
+        else:
+            self.keep_other(name, state, self.roles.states[name][state], value)
 
     def named(self, name: str) -> NamedTensor:
         stored = self.metadata.tensors[self.roles.weights[name]]
@@ -433,10 +481,6 @@ class Opened:
 
 def _begin(key: Key, shape: Shape) -> Shape:
     return tuple(int(step) for step in key[len(key) - len(shape) :])
-
-
-class _Node(dict[object, object]):
-    """A dict or list of the state dict; list keys are numbers."""
 
 
 def _objects(opened: Opened, name: str) -> list[str]:

@@ -41,6 +41,7 @@ from ucpl.formats.dcp.hypers import completed
 from ucpl.formats.dcp.metadata import ENVELOPE, METADATA, Step
 from ucpl.formats.dcp.wrapped import wrapped_of
 from ucpl.formats.leaving import EMPTY, META, empty_tensors
+from ucpl.formats.torch_optimizer import EXTRA as OTHERS
 from ucpl.records import define
 
 __all__ = ["KNOWN", "RankFile", "DCPWriter", "address", "leaves", "skeleton", "whole_shapes"]
@@ -122,6 +123,7 @@ class DCPWriter:
         self.tensors()
         self.empty()
         self.numbers()
+        self.other_states()
         self.groups()
         for steps, value in leaves((), self.source.state.carried):
             self.value(steps, value)
@@ -186,7 +188,8 @@ class DCPWriter:
 
         Raises: UcplError E471.
         """
-        held = (*(s for t in self.structure.tensors for s in t.states), *self.source.state.scalars)
+        others = (".".join(map(str, steps)) for one in self.others.values() for steps, _ in leaves((), one))
+        held = (*(s for t in self.structure.tensors for s in t.states), *self.source.state.scalars, *others)
         dotted = [state for state in dict.fromkeys(held) if "." in state] if self.is_flat else []
         if dotted:
             fail(
@@ -343,6 +346,18 @@ class DCPWriter:
         else:
             self.value(self.within("state", name, state), value)
 
+    def other_states(self) -> None:
+        """Write states that are neither one value per element nor a number."""
+        for name, held in self.others.items():
+            for steps, value in leaves((), held) if name in self.owners else ():
+                self.value(self.within("state", name, *steps), value)
+
+    @property
+    def others(self) -> dict[str, dict[object, object]]:
+        """These states by parameter; none without an optimizer."""
+        held = self.source.state.blobs.get(OTHERS) if self.has_states else None
+        return {str(name): states for name, states in held.items()} if isinstance(held, dict) else {}
+
     # ---- values that are no tensors of the model
     # -----------------------------------------------------------------------
 
@@ -385,7 +400,7 @@ class DCPWriter:
     def keep(self, values: Mapping[str, object]) -> None:
         """Values that no state dict has a place for."""
         said = self.source.state
-        blobs = {key: value for key, value in values.items() if key not in (EMPTY, META)}
+        blobs = {key: value for key, value in values.items() if key not in (EMPTY, META, OTHERS)}
         if blobs:
             self.value(ENVELOPE, {"framework": said.framework, "version": said.version, "blobs": encode(blobs)})
 
