@@ -14,14 +14,27 @@ from attrs import evolve
 
 from ucpl.errors import Label, UcplError, fail
 from ucpl.files.skipping import skips_optimizer
-from ucpl.files.texts import names_like, read_small
+from ucpl.files.texts import names_like, read_name, read_small
 from ucpl.formats.dcp.metadata import METADATA, ByteRange, ChunkedTensor, Metadata, read_metadata
 
-__all__ = ["METADATA", "MODEL", "OPTIMIZER", "folders_in", "has_chunks", "is_apart", "is_of_megatron", "read_folders"]
+__all__ = [
+    "METADATA",
+    "MODEL",
+    "OF_STEP",
+    "OPTIMIZER",
+    "folders_in",
+    "has_chunks",
+    "is_apart",
+    "is_of_megatron",
+    "read_folders",
+    "step_in",
+]
 
 MODEL, OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"
 _MODELS = "pytorch_model_fsdp_"  # and a number
 _PAIR = ("model", "optimizer")  # of a step's folder
+OF_STEP = "model_and_optim"  # of OLMo-core, in a step's folder
+_TRACKER, _DIGITS_MAX = "latest_checkpointed_iteration.txt", 12
 _SCHEDULER = "lr_scheduler"  # next to these two
 _COMMON, _BACKEND = "common.pt", "metadata.json"  # Megatron-Core's; others may call a file of their own as the second
 _BACKEND_BYTES_MAX = 1 << 16
@@ -42,6 +55,23 @@ def folders_in(path: Path) -> tuple[str, ...]:
     if has_chunks(path) or not all(has_chunks(path / name) for name in _PAIR):
         return ()
     return (*_PAIR, *([_SCHEDULER] if has_chunks(path / _SCHEDULER) else []))
+
+
+def step_in(path: Path) -> Path | None:
+    """The folder of chunks that a step or a run leads to.
+
+    OLMo-core's step has it below; slime's run has a tracker of iterations, as Megatron's.
+    """
+    if not path.is_dir() or has_chunks(path):
+        return None
+    if has_chunks(path / OF_STEP):
+        return path / OF_STEP
+    tracker = path / _TRACKER
+    said = (read_name(tracker) or "") if tracker.is_file() else ""
+    if not said.isascii() or not said.isdecimal() or len(said) > _DIGITS_MAX:
+        return None
+    step = path / f"iter_{int(said):07d}"
+    return step if is_apart(step) or (has_chunks(step) and not is_of_megatron(step)) else None
 
 
 def _is_model(name: str) -> bool:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from attrs import evolve
+
 from ucpl.extents import StoredTensor, Structure
 from ucpl.files.checkpoint import Checkpoint, Skeleton
 from ucpl.files.demands import Demands
@@ -28,13 +30,18 @@ class DCP:
         Folders of FSDP's model and optimizer, each in a folder, are also recognised.
         """
         from ucpl.formats.dcp.flat_ranks import flats_in
-        from ucpl.formats.dcp.folders import has_chunks, is_apart, is_of_megatron  # most checkpoints are others
+        from ucpl.formats.dcp.folders import (
+            has_chunks,
+            is_apart,
+            is_of_megatron,
+            step_in,
+        )  # most checkpoints are others
         from ucpl.formats.dcp.per_rank import ranks_in
         from ucpl.formats.dcp.shards import shards_in
 
         if path.is_dir() and (shards_in(path) or ranks_in(path) or is_apart(path) or flats_in(path)):
             return True
-        return has_chunks(path) and not is_of_megatron(path)
+        return step_in(path) is not None or (has_chunks(path) and not is_of_megatron(path))
 
     @watched
     def open(self, path: Path) -> Checkpoint:
@@ -43,12 +50,14 @@ class DCP:
         Raises: UcplError E452, E455, E520-E524, and errors of reading files (E400-E427).
         """
         from ucpl.formats.dcp.flat_ranks import flats_in, opened_flats
-        from ucpl.formats.dcp.folders import is_apart, read_folders
+        from ucpl.formats.dcp.folders import is_apart, read_folders, step_in
         from ucpl.formats.dcp.masters import with_masters
         from ucpl.formats.dcp.metadata import read_metadata
         from ucpl.formats.dcp.per_rank import opened_ranks, ranks_in
         from ucpl.formats.dcp.shards import opened_shards, shards_in
 
+        if (step := step_in(path)) is not None:
+            return evolve(self.open(step), top=path)
         if shards_in(path):
             return opened_shards(path)
         if ranks_in(path):

@@ -94,7 +94,8 @@ def _without(metadata: Metadata, words: Set[str]) -> Metadata | None:
     None if nothing changes, or two names would be equal.
     """
     paths = {name: _steps(steps, words) for name, steps in metadata.paths.items()}
-    if len(set(paths.values())) < len(paths) or all(paths[name] == steps for name, steps in metadata.paths.items()):
+    names = {".".join(map(str, steps)) for steps in paths.values()}
+    if len(names) < len(paths) or all(paths[name] == steps for name, steps in metadata.paths.items()):
         return None
     return metadata.renamed(paths)
 

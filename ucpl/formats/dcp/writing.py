@@ -36,7 +36,7 @@ from ucpl.files.plain_values import encode
 from ucpl.files.scalars import number_of
 from ucpl.files.torch_files import layout_archive
 from ucpl.files.values import Empty
-from ucpl.formats.dcp.folders import MODEL, OPTIMIZER
+from ucpl.formats.dcp.folders import MODEL, OF_STEP, OPTIMIZER
 from ucpl.formats.dcp.hypers import completed
 from ucpl.formats.dcp.metadata import ENVELOPE, METADATA, Step
 from ucpl.formats.dcp.wrapped import wrapped_of
@@ -162,6 +162,9 @@ class DCPWriter:
 
     def home(self, name: str) -> str:
         """The folder of a value: the optimizer's, or else the model's."""
+        container = self.source.container
+        if self.structure.framework == "dcp" and container is not None and container.kind.tag == OF_STEP:
+            return f"{OF_STEP}/"
         if not self.is_apart:
             return ""
         return f"{OPTIMIZER}/" if name.startswith(_APART[1].partition(".")[0] + ".") else f"{MODEL}/"

@@ -22,13 +22,14 @@ from ucpl.files.torch_files import read_torch_file
 from ucpl.files.zips import open_file, read_zip_directory
 from ucpl.formats.folders.accelerate import ACCELERATE
 from ucpl.formats.folders.lightning import LIGHTNING
+from ucpl.formats.folders.olmo import OLMO
 from ucpl.formats.folders.steps import RunFacts, of_another_step
 from ucpl.formats.folders.trainer import TRAINER
 from ucpl.storage.reading import pread
 
 __all__ = ["KINDS", "container_of"]
 
-KINDS: tuple[Kind, ...] = (TRAINER, ACCELERATE, LIGHTNING)
+KINDS: tuple[Kind, ...] = (TRAINER, ACCELERATE, LIGHTNING, OLMO)
 
 OWN = ("ucpl",)  # folders that a conversion writes itself
 POINTERS = ("latest", "latest_universal")  # which a conversion writes itself, too
