@@ -55,3 +55,18 @@ def test_what_no_crc_covers_is_found(folder: Path) -> None:
 def test_a_list_that_cannot_be_read_is_a_finding(folder: Path, text: str) -> None:
     (folder / "integrity.json").write_text(text)
     assert codes(folder) == ["E632 integrity.json"]
+
+
+@pytest.mark.parametrize("call", ["megatron_core(tp=1)", 'megatron_core(tp=1, step="iter_0000007")'])
+def test_a_target_has_sums_of_its_own_files_if_the_source_has_some(call: str, folder: Path, tmp_path: Path) -> None:
+    ucpl.convert(folder, tmp_path / "out", call)
+    (made,) = (tmp_path / "out").rglob("integrity.json")
+    files = {p.name: p for p in made.parent.iterdir() if p.is_file() and p != made}
+    assert files.keys() == {"__0_0.distcp", ".metadata", "common.pt", "metadata.json"}
+    sums = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
+    assert json.loads(made.read_text()) == {"algorithm": "sha256", "files": sums}
+    assert ucpl.verify(tmp_path / "out")
+    files["metadata.json"].write_text("{}")
+    assert "E635 metadata.json" in codes(tmp_path / "out")
+    ucpl.convert(SOURCE, tmp_path / "bare", call)
+    assert not [*(tmp_path / "bare").rglob("integrity.json")]

@@ -39,6 +39,7 @@ from ucpl.runtime.disk import check_own, disk, make_file, make_folders, sync_fol
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.fills import Fills, bind_fills, check_covered
 from ucpl.runtime.identity import IDENTITY, digest_of_files, digest_of_plan, digest_of_sources
+from ucpl.runtime.integrity import with_sums
 from ucpl.runtime.journal import Journal, Past
 from ucpl.runtime.linux import network_remark
 from ucpl.runtime.manifest import FOLDER, LAYOUT, MANIFEST, ManifestContents, manifest_of, storage_crcs
@@ -557,6 +558,7 @@ class _Run:
                 again.rest(beside, mine, self.look)
         self.counted()
         with self.counters.phase("publish"):
+            self._complete_texts()
             self._write_texts(
                 manifest_of(self.plan, self.digests, ManifestContents(self.layout, unit_crc, beside, self.texts))
             )
@@ -600,6 +602,15 @@ class _Run:
                 self.files.write(i, memoryview(data), position)
                 self.counters.add(written=len(data))
         return [[*file.plan.fixed, *parts] for file, parts in zip(self.layout.files, patches, strict=True)]
+
+    def _complete_texts(self) -> None:
+        """Fill in the sums of written files. Raises: UcplError E503."""
+        files = [file.path for file in self.layout.files]
+        try:
+            with Workspace(self.plane.share, self.plane.budget) as space:
+                self.texts = with_sums(self.work.tree, self.texts, files, space.tile_view)
+        except OSError as error:
+            cannot_write(self.work.tree, error)
 
     def _write_texts(self, manifest: str) -> None:
         """Small files, synced. Raises: UcplError E503."""

@@ -11,9 +11,10 @@ Read in megatron-core 0.18.2 and 0.19.2. Not here: our own manifest, and CRCs of
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 from attrs import field
@@ -26,10 +27,42 @@ from ucpl.runtime.disk import disk
 from ucpl.runtime.worker_pool import Queue, run_through
 from ucpl.texts import json_object, read_text
 
-__all__ = ["INTEGRITY", "Sums"]
+__all__ = ["INTEGRITY", "Sums", "is_open", "with_sums"]
 
 INTEGRITY = "integrity.json"
 _ALGORITHM = "sha256"
+
+
+def with_sums(tree: Path, texts: Mapping[str, str], files: Iterable[str], view: memoryview) -> dict[str, str]:
+    """Texts of a target with the sums of its written files.
+
+    An integrity.json without a text is one to complete: it has the files of its own folder.
+    """
+    out = dict(texts)
+    for name in [one for one, text in texts.items() if is_open(one, text)]:
+        folder = PurePosixPath(name).parent
+        mine = sorted(file for file in files if PurePosixPath(file).is_relative_to(folder))
+        sums = {str(PurePosixPath(one).relative_to(folder)): _sum_of(tree / one, view)[0] for one in mine}
+        out[name] = json.dumps({"algorithm": _ALGORITHM, "files": sums}, indent=2)
+    return out
+
+
+def is_open(name: str, text: str) -> bool:
+    """Test for an integrity.json whose sums are not known yet."""
+    return not text and PurePosixPath(name).name == INTEGRITY
+
+
+def _sum_of(path: Path, view: memoryview, stopped: Callable[[], bool] = lambda: False) -> tuple[str, int]:
+    """The SHA-256 of a file, and the bytes that were read."""
+    made, done = hashlib.sha256(), 0
+    fd = disk().open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        while not stopped() and (got := disk().read(fd, [view], done)):
+            made.update(view[:got])
+            done += got
+    finally:
+        disk().close(fd)
+    return made.hexdigest(), done
 
 
 @define
@@ -90,23 +123,17 @@ class Sums:
         run_through(queue, work, workers)
 
     def _check(self, name: str, view: memoryview, stop: threading.Event) -> tuple[list[Diagnostic], int]:
-        path, done, made = self.root / name, 0, hashlib.sha256()
+        path = self.root / name
         try:
-            fd = disk().open(path, os.O_RDONLY | os.O_NONBLOCK)
-            try:
-                while not stop.is_set() and (got := disk().read(fd, [view], done)):
-                    made.update(view[:got])
-                    done += got
-            finally:
-                disk().close(fd)
+            made, done = _sum_of(path, view, stop.is_set)
         except FileNotFoundError:
             return [self._wrong(name, f"{name} is missing, and {INTEGRITY} has it", "not there")], 0
         except OSError as error:
             what = f"{name} cannot be read: {error.strerror or error}"
-            return [Diagnostic("E633", what, (Label(str(path)),), remedy=codes()["E633"].remedy)], done
-        if stop.is_set() or made.hexdigest() == self.stated[name]:
+            return [Diagnostic("E633", what, (Label(str(path)),), remedy=codes()["E633"].remedy)], 0
+        if stop.is_set() or made == self.stated[name]:
             return [], done
-        said = f"{_ALGORITHM} {self.stated[name][:16]} stated, {made.hexdigest()[:16]} of the bytes"
+        said = f"{_ALGORITHM} {self.stated[name][:16]} stated, {made[:16]} of the bytes"
         return [self._wrong(name, f"{name} does not match {INTEGRITY}", said)], done
 
     def _wrong(self, name: str, what: str, said: str) -> Diagnostic:

@@ -36,6 +36,7 @@ from ucpl.runtime.assemble import Assembler
 from ucpl.runtime.counters import Counters
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.identity import IDENTITY
+from ucpl.runtime.integrity import is_open
 from ucpl.runtime.journal import Journal
 from ucpl.runtime.manifest import MANIFEST, ManifestContents, manifest_of, storage_crcs
 from ucpl.runtime.moving import Mover
@@ -346,6 +347,8 @@ def ship(run: ShippedRun, shipping: Shipping, known: DoneTiles) -> None:
         run.check_source()
     with counters.phase("publish"):
         run.sources.check_unchanged()
+        # The files are gone from this disk: their sums cannot be made any more.
+        run.texts = {name: text for name, text in run.texts.items() if not is_open(name, text)}
         texts = dict(run.texts)
         if not shipping.single:
             texts[MANIFEST] = manifest_of(run.plan, run.digests, ManifestContents(layout, unit_crc, beside, run.texts))

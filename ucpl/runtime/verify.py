@@ -24,7 +24,7 @@ from ucpl.records import define, frozen
 from ucpl.runtime.buffers import Budget, Workspace, share_of
 from ucpl.runtime.crc import combine
 from ucpl.runtime.disk import disk, read_upto
-from ucpl.runtime.integrity import Sums
+from ucpl.runtime.integrity import INTEGRITY, Sums
 from ucpl.runtime.manifest import MANIFEST, Manifest, StatedFile, read_manifest
 from ucpl.runtime.worker_pool import Queue, run_through
 from ucpl.storage import reading as remote
@@ -111,7 +111,7 @@ def _verified(checkpoint: Checkpoint, memory: int, workers: int) -> Verified:
     sums = Sums.of(checkpoint.root)
     sums.check(lambda: Workspace(share, budget), workers)
     findings += sums.findings
-    for name in sums.stated:
+    for name in (*sums.stated, *([INTEGRITY] if sums.stated else [])):
         listed.unprotected.pop((way / name).as_posix(), None)
     findings.sort(key=lambda d: (d.labels[0].file, d.labels[0].where, d.code))
     total, bare = sum(listed.sizes.values()), sum(listed.unprotected.values())

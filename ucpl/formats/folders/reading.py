@@ -22,13 +22,28 @@ from ucpl.files.torch_files import read_torch_file
 from ucpl.files.zips import open_file, read_zip_directory
 from ucpl.formats.folders.accelerate import ACCELERATE
 from ucpl.formats.folders.lightning import LIGHTNING
-from ucpl.formats.folders.olmo import OLMO
 from ucpl.formats.folders.steps import RunFacts, of_another_step
 from ucpl.formats.folders.trainer import TRAINER
 from ucpl.storage.reading import pread
 
 __all__ = ["KINDS", "container_of"]
 
+# `stepN` of OLMo-core: model_and_optim, and the trainer's state in `train`. `load` reads that of its own rank, or else of
+# rank 0, so that all are carried to any number of ranks. Source: ai2-olmo-core 3.0, train/checkpoint.py.
+OLMO = Kind(
+    name="olmo_core",
+    title="OLMo-core's Checkpointer",
+    resumes_by="Checkpointer.load(...)",
+    marks=(),
+    needs=(),
+    tag="model_and_optim",
+    chunks=True,
+    rules=(
+        CompanionRule("train/rank*.pt", "carry", "the trainer's state"),
+        CompanionRule(".metadata.json", "carry", "the version of OLMo-core"),
+        CompanionRule("config.json", "carry", "the run's configuration"),
+    ),
+)
 KINDS: tuple[Kind, ...] = (TRAINER, ACCELERATE, LIGHTNING, OLMO)
 
 OWN = ("ucpl",)  # folders that a conversion writes itself

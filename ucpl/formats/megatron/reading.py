@@ -55,6 +55,7 @@ __all__ = [
     "COMMON",
     "CONTENT",
     "GIVEN",
+    "INTEGRITY",
     "ITERATION",
     "KEPT",
     "OBJECTS",
@@ -68,6 +69,7 @@ __all__ = [
 Shape = tuple[int, ...]
 _T = TypeVar("_T")
 COMMON, BACKEND = "common.pt", "metadata.json"
+INTEGRITY = "integrity.json"  # sums of the files, which `verify` checks and a target has anew
 BACKEND_BYTES_MAX = 1 << 16
 COMMON_STATE = "common_state/shard_0_1"
 OBJECTS = "sharded_objects"  # value of a run: `_extra_state` of modules, random states
@@ -103,7 +105,9 @@ def opened(step: Step) -> Checkpoint:
     stacks = said.find("stacks") if said is not None else None
     if stacks is not None:
         made = apart(made, _templates(stacks, {tensor.name: tensor.shape for tensor in made.state.tensors}))
-    return evolve(made, top=step.top, tag=step.tag, files=tuple(dict.fromkeys((*made.files, common.file, BACKEND))))
+    sums = [INTEGRITY] if (step.root / INTEGRITY).is_file() else []
+    files = tuple(dict.fromkeys((*made.files, common.file, BACKEND, *sums)))
+    return evolve(made, top=step.top, tag=step.tag, files=files)
 
 
 def _backend(root: Path) -> object:

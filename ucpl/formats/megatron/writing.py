@@ -45,6 +45,7 @@ from ucpl.formats.megatron.reading import (
     COMMON,
     CONTENT,
     GIVEN,
+    INTEGRITY,
     ITERATION,
     KEPT,
     OBJECTS,
@@ -183,11 +184,17 @@ class CoreWriter(DCPWriter):
         Raises: UcplError E471.
         """
         step = self.step(tag)
+        sums = {f"{step}/{INTEGRITY}" if step else INTEGRITY: ""} if self.has_sums else {}
         if step is None:
-            return Skeleton("", files, unsafe_globals=unsafe)
+            return Skeleton("", files, sums, unsafe_globals=unsafe)
         digits = step.removeprefix("iter_")
         number = str(int(digits)) if digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS_MAX else step
-        return Skeleton(step, files, {TRACKER: number}, unsafe_globals=unsafe)
+        return Skeleton(step, files, {TRACKER: number, **sums}, unsafe_globals=unsafe)
+
+    @property
+    def has_sums(self) -> bool:
+        """True if the source has sums of its files: the run completes the target's once these are written."""
+        return self.structure.framework == "megatron_core" and (self.source.root / INTEGRITY).is_file()
 
     def step(self, tag: str | None) -> str | None:
         """The iteration's folder. None: the target is one."""
