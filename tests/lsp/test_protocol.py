@@ -73,6 +73,7 @@ async def talk(path: Path, tell: Callable[[Editor], Awaitable[None]], *arguments
         able = answer.capabilities
         assert able.hover_provider and able.definition_provider and able.completion_provider
         assert able.document_formatting_provider and able.document_symbol_provider
+        assert able.references_provider and able.rename_provider
         client.initialized(types.InitializedParams())
         await tell(Editor(client, said, path))
         await asyncio.wait_for(client.shutdown_async(None), WAIT)
@@ -144,6 +145,30 @@ def test_characters_are_counted_as_the_editor_counts_them(tmp_path: Path) -> Non
         assert (one.range.start, one.range.end) == (types.Position(3, 9), types.Position(3, 10))
         editor.replace(3, 9, 11, "")
         assert await editor.diagnostics() == []
+
+    asyncio.run(talk(tmp_path / "a.ucpl", tell))
+
+
+def test_a_name_is_found_and_renamed(tmp_path: Path) -> None:
+    text = MODEL + LAYOUT
+    line = text.split("\n").index('  file optim   = torch "optim_{tp}.pt"')
+
+    async def tell(editor: Editor) -> None:
+        editor.open(text)
+        place = types.Position(4, 7)  # the model's name
+        context = types.ReferenceContext(include_declaration=False)
+        asked = types.ReferenceParams(context, editor.document, place)
+        found = await editor.client.text_document_references_async(asked)
+        assert found is not None and [one.range.start.line for one in found] == [12, 23]
+        part = await editor.client.text_document_prepare_rename_async(types.PrepareRenameParams(editor.document, place))
+        assert part == types.Range(types.Position(4, 6), types.Position(4, 9))
+        rename = types.RenameParams(editor.document, place, "small")
+        edit = await editor.client.text_document_rename_async(rename)
+        assert edit is not None and edit.changes is not None
+        assert {one.new_text for one in edit.changes[editor.uri]} == {"small"} and len(edit.changes[editor.uri]) == 3
+        taken = types.RenameParams(editor.document, types.Position(line, 8), "mesh")
+        with pytest.raises(Exception, match="`mesh` is a word of the language"):
+            await editor.client.text_document_rename_async(taken)
 
     asyncio.run(talk(tmp_path / "a.ucpl", tell))
 

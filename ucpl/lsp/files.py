@@ -16,7 +16,7 @@ from ucpl.records import define, frozen
 from ucpl.resources import spec_files
 from ucpl.texts import Json, json_object, text_at
 
-__all__ = ["Config", "Texts", "shipped_blocks", "shipped_path"]
+__all__ = ["Config", "Texts", "is_shipped", "shipped_blocks", "shipped_path"]
 
 SHIPPED = "specs/"  # the compiler's name of the folder of the shipped files
 
@@ -81,6 +81,11 @@ def shipped_path(name: str) -> str | None:
     It has its own name, or the one in the compiler's messages.
     """
     return _shipped().get(name.removeprefix(SHIPPED))
+
+
+def is_shipped(path: str) -> bool:
+    """True for the path of a shipped file."""
+    return path in _shipped().values()
 
 
 @cache

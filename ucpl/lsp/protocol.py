@@ -15,6 +15,7 @@ from ucpl.lsp.completions import Completion
 from ucpl.lsp.definitions import Symbol
 from ucpl.lsp.findings import Finding, Related
 from ucpl.lsp.hovers import Hover
+from ucpl.lsp.references import Use
 from ucpl.lsp.service import Edit, Service
 from ucpl.lsp.targets import Target
 
@@ -106,6 +107,16 @@ class Wire:
 
     def target(self, path: str, found: Target) -> types.Location:
         return types.Location(uri_of(found.path), self.between(found.path, found.start, found.stop))
+
+    def use(self, found: Use) -> types.Location:
+        return types.Location(uri_of(found.path), self.between(found.path, found.start, found.stop))
+
+    def renaming(self, edits: list[tuple[Use, str]]) -> types.WorkspaceEdit:
+        changes: dict[str, list[types.TextEdit]] = {}
+        for one, text in edits:
+            edit = types.TextEdit(self.between(one.path, one.start, one.stop), text)
+            changes.setdefault(uri_of(one.path), []).append(edit)
+        return types.WorkspaceEdit(changes=changes)
 
     def completion(self, path: str, number: int, found: Completion) -> types.CompletionItem:
         return types.CompletionItem(

@@ -10,11 +10,13 @@ import asyncio
 import os
 
 from lsprotocol import types
+from pygls.exceptions import JsonRpcException, JsonRpcInvalidRequest
 from pygls.lsp.server import LanguageServer
 
 from ucpl import __version__
 from ucpl.lsp.findings import Finding
 from ucpl.lsp.protocol import Wire, path_of
+from ucpl.lsp.references import NotRenamed
 from ucpl.lsp.service import Service
 
 __all__ = ["EditorServer", "serve"]
@@ -164,6 +166,29 @@ def _answers(server: EditorServer) -> None:
         path, offset = _place(ls, params)
         return [ls.wire.target(path, one) for one in ls.service.targets(path, offset)]
 
+    @server.feature(types.TEXT_DOCUMENT_REFERENCES)
+    def _(ls: EditorServer, params: types.ReferenceParams) -> list[types.Location]:
+        path, offset = _place(ls, params)
+        found = [ls.wire.use(one) for one in ls.service.references(path, offset)]
+        if params.context.include_declaration:
+            return found
+        defined = [ls.wire.target(path, one) for one in ls.service.targets(path, offset)]
+        return [one for one in found if one not in defined]
+
+    @server.feature(types.TEXT_DOCUMENT_PREPARE_RENAME)
+    def _(ls: EditorServer, params: types.PrepareRenameParams) -> types.Range | None:
+        path, offset = _place(ls, params)
+        found = ls.service.renamed_part(path, offset)
+        return ls.wire.between(path, found.start, found.stop) if found is not None else None
+
+    @server.feature(types.TEXT_DOCUMENT_RENAME, types.RenameOptions(prepare_provider=True))
+    def _(ls: EditorServer, params: types.RenameParams) -> types.WorkspaceEdit:
+        path, offset = _place(ls, params)
+        try:
+            return ls.wire.renaming(ls.service.renamed(path, offset, params.new_name))
+        except NotRenamed as error:
+            raise JsonRpcException(str(error), JsonRpcInvalidRequest.CODE) from None
+
     @server.feature(types.TEXT_DOCUMENT_COMPLETION, types.CompletionOptions(trigger_characters=["@", ".", "{", "("]))
     def _(ls: EditorServer, params: types.CompletionParams) -> types.CompletionList:
         path, offset = _place(ls, params)
@@ -181,7 +206,14 @@ def _answers(server: EditorServer) -> None:
         return [ls.wire.edit(one) for one in ls.service.formatting(path)]
 
 
-Placed = types.HoverParams | types.DefinitionParams | types.CompletionParams
+Placed = (
+    types.HoverParams
+    | types.DefinitionParams
+    | types.CompletionParams
+    | types.ReferenceParams
+    | types.PrepareRenameParams
+    | types.RenameParams
+)
 
 
 def _place(ls: EditorServer, params: Placed) -> tuple[str, int]:

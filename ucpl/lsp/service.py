@@ -16,6 +16,7 @@ from ucpl.lsp.files import Texts
 from ucpl.lsp.findings import Finding, findings
 from ucpl.lsp.hovers import Hover, hover
 from ucpl.lsp.outline import Outline
+from ucpl.lsp.references import Use, references, renamed, renamed_part
 from ucpl.lsp.sizes import TextSizes, sizes_of
 from ucpl.lsp.targets import Target, targets
 from ucpl.lsp.tokens import LineStarts
@@ -88,6 +89,16 @@ class Service:
 
     def targets(self, path: str, offset: int) -> list[Target]:
         return self._at(path, offset, lambda c: targets(self.texts, c)) or []
+
+    def references(self, path: str, offset: int) -> list[Use]:
+        return self._at(path, offset, lambda c: references(self.texts, c)) or []
+
+    def renamed_part(self, path: str, offset: int) -> Target | None:
+        return self._at(path, offset, lambda c: renamed_part(self.texts, c))
+
+    def renamed(self, path: str, offset: int, new: str) -> list[tuple[Use, str]]:
+        """The uses of a name with their new texts. Raises: NotRenamed."""
+        return self._at(path, offset, lambda c: renamed(self.texts, c, new)) or []
 
     def completions(self, path: str, offset: int) -> list[Completion]:
         return self._at(path, offset, lambda c: completions(self.texts, c)) or []
