@@ -105,7 +105,7 @@ def expressions() -> st.SearchStrategy[str]:
             st.tuples(inner, operators, inner).map(lambda t: f"({t[0]} {t[1]} {t[2]})"),
             inner.map(lambda t: f"(not {t})"),
             inner.map(lambda t: f"(-{t})"),
-            st.tuples(st.sampled_from(["min", "max", "gcd", "lcm", "ceil", "default"]), inner, inner).map(
+            st.tuples(st.sampled_from(["min", "max", "gcd", "lcm", "ceil", "floor", "default"]), inner, inner).map(
                 lambda t: f"{t[0]}({t[1]}, {t[2]})"
             ),
         ),
@@ -148,6 +148,8 @@ OPERATIONS += [
     "gcd(a, b)",
     "lcm(a, b)",
     "ceil(a, b)",
+    "floor(a, b)",
+    "item([9, 8, 7], a % 3)",
     "default(a, b)",
     "a * b / b",
     "min(a, 3)",

@@ -33,7 +33,9 @@ def test_both_find_the_same_statements(name: str) -> None:
     blocks_read = [s for s in file.statements if isinstance(s, nodes.Model | nodes.Layout)]
     assert [(b.kind, b.name) for b in shape.blocks] == [(type(n).__name__.lower(), n.name) for n in blocks_read]
     for block, node in zip(shape.blocks, blocks_read, strict=True):
-        assert [(s.start, s.stop) for s in block.statements] == [(i.span.start, i.span.stop) for i in node.items]
+        assert [(s.start, s.stop) for s in block.statements] == [
+            (i.span.start, i.span.stop) for i in node.items if not getattr(i, "joined", False)
+        ]
         assert block.is_closed
         if isinstance(node, nodes.Layout):
             assert block.of == node.of

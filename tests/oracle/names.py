@@ -94,6 +94,12 @@ class Numbers:
             case nodes.Function(name="where", args=(listed, *wanted)):
                 ask = [self.value(w) for w in wanted]
                 return [i for i, x in enumerate(self.value(listed)) if (x == ask[0] if ask else x)]
+            case nodes.Function(name="item", args=(listed, place)):
+                return self.value(listed)[self.value(place)]
+            case nodes.Function(name="length", args=(listed,)):
+                return len(self.value(listed))
+            case nodes.Function(name="floor", args=(a, b)):
+                return math.floor(Fraction(self.value(a), self.value(b)))
             case nodes.Function(name="ceil", args=(a, b)):
                 return math.ceil(Fraction(self.value(a), self.value(b)))
             case nodes.Function(name="size", args=(a,)):
@@ -132,6 +138,8 @@ class Numbers:
             text = re.sub(r"size\(\s*([\w.]+)\s*\)|([\w.]+)\.size", lambda s: str(self.name(s[1] or s[2])), m[1])
             text = text.strip()
             value = inner.given[text] if text in inner.given else inner.value(parse_expr(text))
+            if isinstance(value, str) and "{" in value and text not in here:  # a text with names of its own
+                return self.render(value, here)
             return format(value, m[2] or "")
 
         return re.sub(r"\{([^{}:]*)(?::([^{}]*))?\}", one, template)
@@ -225,6 +233,8 @@ def under(items: list[Any], prefix: str, key: str | None, model: set[str]) -> li
                 return tuple(map(walk, node))
             case nodes.Name():
                 return evolve(node, path=name(node.path))
+            case nodes.Text(value=text) if "{" in text:
+                return evolve(node, value=template(text))
             case nodes.Dim():
                 return evolve(node, name=name(node.name), range=walk(node.range))
             case nodes.Dimension(name=str() as text):
@@ -578,7 +588,12 @@ def statements(
             out.append(item)
         elif side not in done:
             done.add(side)
-            out += mine
+            keys = [i for i in inner if left(i) == side]
+            said = [c for i in keys for c in getattr(i, "clauses", ()) if c.word == "as"]
+            for one in mine:  # without a key: that of the one line that it replaces
+                lacks = isinstance(one, nodes.Entry) and one.shape is not None and len(keys) == len(said) == 1
+                lacks = lacks and all(c.word != "as" for c in one.clauses)
+                out.append(evolve(one, clauses=(*one.clauses, said[0])) if lacks else one)
     fresh = {left(i) for i in inner}
     bind([*body, *over], numbers)
     return out + [i for i in body if left(i) not in fresh]

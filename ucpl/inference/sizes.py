@@ -22,7 +22,7 @@ from ucpl.language.walk import walk
 from ucpl.layout import Library
 from ucpl.layout.bases import placed
 from ucpl.layout.scope import Scope, Value, at
-from ucpl.layout.statements import called_model
+from ucpl.layout.statements import called_model, items_of
 from ucpl.records import define
 from ucpl.texts import Json
 
@@ -79,7 +79,9 @@ def sizes_of_shapes(
     for name, default in parameters.items():
         if name not in scope.given and default is not None:
             scope.given[name] = scope.evaluate(default)
-    entries = [i for one in chain for i in one.items if isinstance(i, nodes.Entry) and i.shape is not None]
+    own = {i.span for one in chain for i in one.items}  # not of a layout that is used
+    lines = items_of(library, nodes.Call(call.name))
+    entries = [i for i in lines if isinstance(i, nodes.Entry) and i.shape is not None and i.span in own]
     learner = _Learner(open_names, scope)
     for _ in range(_ROUNDS):
         before = len(learner.found)

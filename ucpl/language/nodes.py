@@ -138,7 +138,7 @@ class Name:
 
 @frozen
 class Function:
-    """min, max, lcm, default, size(a), ceil(a, b)."""
+    """min, max, lcm, default, size(a), ceil(a, b); item(a, i) is written a[i]."""
 
     name: str
     args: tuple[Expr, ...]
@@ -341,7 +341,10 @@ class Scaling:
 
 @frozen
 class Tensor:
-    """`path : dims [dtype T] [is buffer|frozen|scale of w by ...] [when EXPR]`; `()` for no dims at all. A scale is frozen."""
+    """`path : dims [dtype T] [is buffer|frozen|scale of w by ...] [when EXPR]`; `()` for no dims at all.
+
+    A scale is frozen. `gate, up : l f h` makes two records, of which the second is `joined`.
+    """
 
     path: str
     dims: tuple[Dimension, ...]
@@ -349,6 +352,7 @@ class Tensor:
     kind: Literal["parameter", "buffer", "frozen"] = "parameter"
     when: Expr | None = None
     scaling: Scaling | None = None
+    joined: bool = field(default=False, eq=False, repr=False)  # a further name of the statement before
     span: Span = no_span()
 
 
@@ -396,6 +400,7 @@ class Gone:
 
     kind: Literal["tensor", "alias", "state", "group"]
     names: tuple[str, ...]
+    joined: bool = field(default=False, eq=False, repr=False)  # a further tensor of the statement before
     span: Span = no_span()
 
 
@@ -575,6 +580,7 @@ class Entry:
     clauses: tuple[Clause, ...] = ()
     of: str | None = None
     glob: tuple[str, ...] = ()
+    joined: bool = field(default=False, eq=False, repr=False)  # a further left side of the statement before
     span: Span = no_span()
 
 

@@ -13,7 +13,7 @@ from attrs import Factory, field
 
 from ucpl.language import nodes
 from ucpl.language.parser import parse
-from ucpl.language.printer import StatementRow, row_of
+from ucpl.language.printer import StatementRow, row_of, statements_of
 from ucpl.records import frozen
 
 __all__ = ["format_text", "print_file"]
@@ -66,7 +66,7 @@ def _sequence(notes: Notes, text: str, items: Sequence[_Item], within: range, ow
     beside_begin = ""
     before: int | None = None
     place = within.start
-    for item in (*items, None):
+    for item in (*(i for i in items if not getattr(i, "joined", False)), None):
         start = within.stop if item is None else item.span.start
         rest, _, lines = text[place:start].partition("\n")
         beside = rest[rest.find("#") :].rstrip(_SPACE) if "#" in rest else ""
@@ -113,8 +113,10 @@ def _inside(text: str, start: int, stop: int) -> list[str]:
 
 _WIDTH_MAX = 120
 _HEAD_MAX = 40  # a head longer than this does not push the others' columns out
+_SEVERAL_MAX = 20  # of several left sides
 _BODY_MAX = 64
 _LISTS = frozenset({"assert", "block", "dim", "framework", "group", "import", "let", "plan", "use"})  # broken at commas
+_NO_COMMA = re.compile(r'"(?:[^"\\]|\\.)*"|\[[^\]]*\]')  # parts of a left side: a comma outside of them parts two sides
 _WORD = re.compile(r'(?:"(?:[^"\\]|\\.)*"|[^",])+')
 # Clauses that cannot start a line: there the word would start a statement (`dtype f32`) or be a name (`value [1]`).
 _UNSTARTED = re.compile(r"dtype |\w+ \[")
@@ -139,13 +141,15 @@ def format_text(text: str, name: str = "<text>") -> str:
     file = parse(text, name)
     notes = comments_of(file)
 
-    def piece(item: nodes.Statement | nodes.ModelItem | nodes.LayoutItem, first: bool) -> _Piece:
+    def piece(
+        item: nodes.Statement | nodes.ModelItem | nodes.LayoutItem, first: bool, row: StatementRow | None = None
+    ) -> _Piece:
         start = item.span.start
         above = notes.above[start]
         above = above[1:] if first and above[:1] == [""] else above
         if not isinstance(item, nodes.Model | nodes.Layout):
-            return _Piece(row_of(item), above, notes.beside[start])
-        pieces = [piece(inner, i == 0) for i, inner in enumerate(item.items)]
+            return _Piece(row or row_of(item), above, notes.beside[start])
+        pieces = [piece(inner, i == 0, row) for i, (inner, row) in enumerate(statements_of(item.items))]
         body = [*_page(pieces, "  "), *_below(notes.below[start], "  ", bool(pieces))]
         opened = f"  {notes.opened[start]}" if notes.opened[start] else ""
         return _Piece(row_of(item), above, notes.beside[start], (f"{{{opened}", *body))
@@ -169,10 +173,12 @@ def print_file(file: nodes.File) -> str:
         above = ("",) if apart else ()
         if not isinstance(item, nodes.Model | nodes.Layout):
             return _Piece(row_of(item), above)
-        pieces = []
-        for i, inner in enumerate(item.items):
-            new = i > 0 and _chapter(inner) != _chapter(item.items[i - 1])
-            pieces.append(_Piece(row_of(inner), ("",) if new else ()))
+        pieces: list[_Piece] = []
+        last = ""
+        for inner, row in statements_of(item.items):
+            new = last not in ("", _chapter(inner))
+            pieces.append(_Piece(row, ("",) if new else ()))
+            last = _chapter(inner)
         return _Piece(row_of(item), above, body=("{", *_page(pieces, "  ")))
 
     befores = (None, *file.statements)
@@ -232,7 +238,7 @@ def _page(pieces: Sequence[_Piece], indent: str) -> Iterator[str]:
 def _run(pieces: Sequence[_Piece], indent: str) -> Iterator[str]:
     """The lines of one run, in columns."""
     rows = [piece.row for piece in pieces]
-    head = _column(rows, lambda row: row.head if row.sign else "", _HEAD_MAX)
+    head = _column(rows, lambda row: row.head if row.sign and not _is_long_list(row) else "", _HEAD_MAX)
     body = _column(rows, lambda row: row.body if row.tail else "", _BODY_MAX)
     texts = [_lines(row, head, body, indent) for row in rows]
     widths = [len(lines[-1]) for lines, piece in zip(texts, pieces, strict=True) if piece.beside and not piece.body]
@@ -271,7 +277,7 @@ def _lines(row: StatementRow, head: int, body: int, indent: str) -> list[str]:
         whole = f"{start}{gap}{' '.join(row.tail)}" if row.tail else line
         if len(whole) <= _WIDTH_MAX:
             return [whole]
-    lines = _wrapped(line, indent) if row.kind in _LISTS else [line]
+    lines = _wrapped(line, indent) if row.kind in _LISTS or _has_several(row) else [line]
     for i, clause in enumerate(row.tail):
         stuck = _UNSTARTED.match(clause) is not None
         fits = (i > 0 or len(lines) > 1) and len(lines[-1]) + 1 + len(clause) <= _WIDTH_MAX
@@ -280,6 +286,16 @@ def _lines(row: StatementRow, head: int, body: int, indent: str) -> list[str]:
         else:
             lines.append(f"{indent}    {clause}")
     return lines
+
+
+def _is_long_list(row: StatementRow) -> bool:
+    """True if the left sides of a statement are so long that they push no other's columns out."""
+    return len(row.head) > _SEVERAL_MAX and _has_several(row)
+
+
+def _has_several(row: StatementRow) -> bool:
+    """True if a statement has several left sides."""
+    return row.kind in ("tensor", "entry") and "," in _NO_COMMA.sub("", row.head)
 
 
 def _wrapped(line: str, indent: str) -> list[str]:

@@ -8,11 +8,11 @@ Not here: records that the language cannot express (a number below zero, a stack
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import assert_never
 
-from attrs import field
+from attrs import evolve, field
 
 from ucpl.language import nodes
 from ucpl.language.nodes import Axis, Clause, Expr
@@ -31,7 +31,7 @@ from ucpl.language.words import (
 )
 from ucpl.records import frozen
 
-__all__ = ["StatementRow", "opening", "print_axis", "print_expr", "print_item", "row_of"]
+__all__ = ["StatementRow", "opening", "print_axis", "print_expr", "print_item", "row_of", "statements_of"]
 
 _NO_WORDS: frozenset[str] = frozenset()
 
@@ -113,6 +113,8 @@ def _expr(expr: Expr, level: int) -> str:
             return quote(expr.value)
         case nodes.Name():
             return expr.path
+        case nodes.Function(name="item", args=(nodes.Name(path=path), place)):
+            return f"{path}[{_expr(place, 0)}]"
         case nodes.Function():
             return f"{expr.name}({', '.join(_expr(arg, 0) for arg in expr.args)})"
         case nodes.List():
@@ -445,5 +447,26 @@ def opening(block: nodes.Model | nodes.Layout) -> str:
 def print_item(item: nodes.ModelItem | nodes.LayoutItem | nodes.Statement) -> str:
     """One statement as text; of a model or layout, all statements."""
     if isinstance(item, nodes.Model | nodes.Layout):
-        return "\n".join([f"{opening(item)} {{", *(f"  {print_item(inner)}" for inner in item.items), "}"])
+        inner = (f"  {row.text()}" for _, row in statements_of(item.items))
+        return "\n".join([f"{opening(item)} {{", *inner, "}"])
     return row_of(item).text()
+
+
+Items = Iterable[nodes.ModelItem] | Iterable[nodes.LayoutItem]
+
+
+def statements_of(items: Items) -> list[tuple[nodes.ModelItem | nodes.LayoutItem, StatementRow]]:
+    """The first record of each statement, and the row of them all.
+
+    Records that a text joins are one statement as long as they differ in their left sides alone.
+    """
+    out: list[tuple[nodes.ModelItem | nodes.LayoutItem, StatementRow]] = []
+    for item in items:
+        row = row_of(item)
+        if out and isinstance(item, nodes.Tensor | nodes.Entry | nodes.Gone) and item.joined:
+            first, all_ = out[-1]
+            if evolve(row, head="") == evolve(all_, head=""):
+                out[-1] = first, evolve(all_, head=f"{all_.head}, {row.head}")
+                continue
+        out.append((item, row))
+    return out

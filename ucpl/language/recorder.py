@@ -146,6 +146,16 @@ class Places:
         fail("E014", message, self.source.label(span))
 
 
+def _sign(children: Children) -> int:
+    """Number of the child that is `:` or `=`, behind the left sides of a statement."""
+    return next(i for i, c in enumerate(children) if isinstance(c, Token) and c in (":", "="))
+
+
+def _flat(items: Children) -> Children:
+    """Items of a body: a statement with several left sides is as many records."""
+    return [one for item in items for one in (item if isinstance(item, tuple) else (item,))]
+
+
 def when_of(children: Children) -> Expr | None:
     """The condition of a statement that may carry one."""
     last = children[-1]
@@ -184,6 +194,14 @@ class Numbers(Places):
     def reference(self, children: Children) -> Expr:
         part = self.path(children)
         return nodes.Name(part.value, span=part.span)
+
+    def item(self, children: Children) -> Expr:
+        """An item of a list, as the function that gives it."""
+        at = next(i for i, c in enumerate(children) if isinstance(c, Token) and c == "[")
+        args = self.reference(children[:at]), children[at + 1]
+        if isinstance(args[1], nodes.Text):
+            fail("E001", "an item of a list has a number, not a text", self.label(args[1], "not a number"))
+        return self._deepen(nodes.Function("item", args, span=self.span(children)), children[at], *args)
 
     def function(self, children: Children) -> Expr:
         args = tuple(children[2:-1:2])
@@ -404,14 +422,14 @@ class Models(Patterns):
         names = tuple(c.value for c in children[1:] if isinstance(c, Fragment))
         return Fragment("groups", names or ("*",), self.span(children))
 
-    def tensor(self, children: Children) -> nodes.Tensor:
+    def tensor(self, children: Children) -> tuple[nodes.Tensor, ...]:
         dims = tuple(c for c in children if isinstance(c, nodes.Dimension))
         parts = {c.kind: c.value for c in children[1:] if isinstance(c, Fragment)}
         if dims:
             self._words_first(dims[0], dims[0].name, DIM_WORDS, "dims")
         kind = parts.get("kind", "parameter")
         scaling = kind if isinstance(kind, nodes.Scaling) else None
-        return nodes.Tensor(
+        first = nodes.Tensor(
             children[0].value,
             dims,
             dtype=parts.get("typed"),
@@ -420,14 +438,17 @@ class Models(Patterns):
             scaling=scaling,
             span=self.span(children),
         )
+        others: Children = children[2 : _sign(children) : 2]
+        return (first, *(evolve(first, path=c.value, joined=True, span=c.span) for c in others))
 
-    def gone(self, children: Children) -> nodes.Gone:
+    def gone(self, children: Children) -> nodes.Gone | tuple[nodes.Gone, ...]:
         word = children[0]
-        kind: Literal["tensor", "alias", "state", "group"] = "tensor"
-        if isinstance(word, Token):
-            kind = cast(Literal["alias", "state", "group"], str(word))
         names = tuple(c.value for c in children if isinstance(c, Fragment))
-        return nodes.Gone(kind, names, span=self.span(children))
+        if isinstance(word, Token):
+            return nodes.Gone(cast(Literal["alias", "state", "group"], str(word)), names, span=self.span(children))
+        first = nodes.Gone("tensor", names[:1], span=self.span(children))
+        others = [c for c in children[2:] if isinstance(c, Fragment)]
+        return (first, *(nodes.Gone("tensor", (c.value,), joined=True, span=c.span) for c in others))
 
     def alias(self, children: Children) -> nodes.Alias:
         return nodes.Alias(children[1].value, children[3].value, when_of(children), span=self.span(children))
@@ -601,18 +622,21 @@ class Layouts(Models):
         word = self.word(children[1], ENTRY_CLASSES, "a class of tensors")
         return Fragment("class", word, self.span(children))
 
-    def entry(self, children: Children) -> nodes.Entry:
+    def left(self, children: Children) -> Fragment:
         path = "*" if isinstance(children[0], Token) else children[0].value
-        parts = {c.kind: c.value for c in children[1:] if isinstance(c, Fragment)}
-        return nodes.Entry(
-            path,
-            parts.get("indices", ()),
-            parts.get("shape"),
-            self._clauses(children),
-            parts.get("class"),
-            self._glob(children[0]),
-            span=self.span(children),
-        )
+        parts = {c.kind: c.value for c in children[1:]}
+        sides = path, parts.get("indices", ()), parts.get("class"), self._glob(children[0])
+        return Fragment("left", sides, self.span(children))
+
+    def entry(self, children: Children) -> tuple[nodes.Entry, ...]:
+        parts = {c.kind: c.value for c in children if isinstance(c, Fragment)}
+        shape, clauses = parts.get("shape"), self._clauses(children)
+        out = []
+        for n, side in enumerate(children[: _sign(children) : 2]):
+            path, indices, of, glob = side.value
+            span = side.span if n else self.span(children)
+            out.append(nodes.Entry(path, indices, shape, clauses, of, glob, joined=n > 0, span=span))
+        return tuple(out)
 
     def _glob(self, left: Token | Fragment) -> tuple[str, ...]:
         """Texts between the stars of a quoted left side.
@@ -720,7 +744,7 @@ class Recorder(Layouts):
     def model(self, children: Children) -> nodes.Model:
         name, *rest = (c for c in children if not isinstance(c, Token))
         parts = {c.kind: c.value for c in rest if isinstance(c, Fragment)}
-        items = tuple(c for c in rest if not isinstance(c, Fragment))
+        items = tuple(_flat([c for c in rest if not isinstance(c, Fragment)]))
         span = self.span(children)
         return nodes.Model(name.value, items, parts.get("parameters", ()), parts.get("extends"), span=span)
 
@@ -735,7 +759,7 @@ class Recorder(Layouts):
         base = rest.pop(0).value if rest and isinstance(rest[0], Fragment) else None
         model, arguments = (of.name, of.arguments) if isinstance(of, nodes.Call) else (of.value, ())
         span = self.span(children)
-        return nodes.Layout(name.value, parameters.value, model, base, tuple(rest), arguments, span=span)
+        return nodes.Layout(name.value, parameters.value, model, base, tuple(_flat(rest)), arguments, span=span)
 
     def drop(self, children: Children) -> Fragment:
         return Fragment("drop", tuple(c.value for c in children[1::2]), self.span(children))

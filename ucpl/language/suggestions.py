@@ -465,6 +465,8 @@ def _search(at: RefusedLine, parser: Tables, with_rows: bool, reasons: list[str]
                     continue
                 refused = _refusal(new, parser)
                 if refused is None or refused[0] > len(line) + _first_of(at.after):
+                    if line.endswith(","):  # a list of left sides, which the next line would continue
+                        continue
                     return Instead("; ".join(dict.fromkeys([*whys, why])), line)
                 if len(line) - refused[0] < best:
                     best = len(line) - refused[0]

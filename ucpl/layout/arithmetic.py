@@ -80,6 +80,10 @@ def evaluated(expr: nodes.Expr, look: Look) -> Operand:
             return next((v for a in args if (v := evaluated(a, look)) is not None), None)
         case nodes.Function(name="where", args=(listed, *wanted)) if len(wanted) < 2:
             return _where(listed, wanted, look)
+        case nodes.Function(name="item", args=(listed, place)):
+            return _item(listed, integer(place, look), expr, look)
+        case nodes.Function(name="length", args=(listed,)):
+            return len(_list(listed, look, "length"))
         case nodes.Function(name=name, args=args):
             known = name in _MANY or (name, len(args)) in _FEW
             return _function(expr, [integer(a, look) for a in args] if known else [])
@@ -213,19 +217,38 @@ def _first_uneven(left: Number, right: Number, rest: Number) -> tuple[int, int, 
     return int(a[first]), int(b[first]), int(r[first])
 
 
+def _list(listed: nodes.Expr, look: Look, word: str, remedy: str = "") -> list[Value]:
+    """Items of a list. Raises E104, E105."""
+    items = evaluated(listed, look)
+    if items is None:
+        integer(listed, look)  # names the absent key of the config
+    if not isinstance(items, list):
+        fail("E104", f"`{word}` looks through a list, not {items!r}", at(listed.span), remedy=remedy)
+    return items
+
+
+def _item(listed: nodes.Expr, place: Number, expr: nodes.Expr, look: Look) -> Operand:
+    """The item of a list at a place, or those at many. Raises E104."""
+    name = print_expr(listed)
+    items = _list(
+        listed, look, "[ ]", f"a number has no items: write `{name}`" if isinstance(listed, nodes.Name) else ""
+    )
+    if not items or _largest(place) > len(items) or np.any(np.greater_equal(place, len(items))):
+        count = f"{len(items)} item{'s' * (len(items) != 1)}"
+        remedy = f"its items are {name}[0] .. {name}[{len(items) - 1}]" if items else ""
+        fail("E104", f"`{print_expr(expr)}` is not there: the list has {count}", at(expr.span), remedy=remedy)
+    return items[place] if isinstance(place, int) else np.asarray(items)[place]
+
+
 def _where(listed: nodes.Expr, wanted: Sequence[nodes.Expr], look: Look) -> list[Value]:
     """Positions of a value in a list, or of all true values.
 
     Raises E104, E105.
     """
-    items = evaluated(listed, look)
-    if items is None:
-        integer(listed, look)  # names the absent key of the config
-    if not isinstance(items, list):
-        remedy = ""
-        if isinstance(listed, nodes.Binary) and listed.operator == "==":
-            remedy = f"the value comes after a comma: where({print_expr(listed.left)}, {print_expr(listed.right)})"
-        fail("E104", f"`where` looks through a list, not {items!r}", at(listed.span), remedy=remedy)
+    remedy = ""
+    if isinstance(listed, nodes.Binary) and listed.operator == "==":
+        remedy = f"the value comes after a comma: where({print_expr(listed.left)}, {print_expr(listed.right)})"
+    items = _list(listed, look, "where", remedy)
     found: list[bool] = [bool(item) for item in items]
     if wanted:
         value = _alone(evaluated(wanted[0], look), wanted[0])
@@ -234,8 +257,8 @@ def _where(listed: nodes.Expr, wanted: Sequence[nodes.Expr], look: Look) -> list
 
 
 _MANY = ("min", "max", "lcm", "gcd")
-_FEW = (("size", 1), ("ceil", 2))
-FUNCTIONS = ("default", "where", *_MANY, *(name for name, _ in _FEW))
+_FEW = (("size", 1), ("ceil", 2), ("floor", 2))
+FUNCTIONS = ("default", "where", "length", *_MANY, *(name for name, _ in _FEW))
 
 
 def _function(expr: nodes.Function, numbers: Sequence[Number]) -> Number:
@@ -246,10 +269,10 @@ def _function(expr: nodes.Function, numbers: Sequence[Number]) -> Number:
             return bounded(reduce(lambda a, b: _lcm(a, b, expr.span), numbers), expr.span)
         case "size" if numbers:
             return numbers[0]
-        case "ceil" if numbers:
+        case "ceil" | "floor" if numbers:
             if np.any(np.equal(numbers[1], 0)):
                 fail("E107", "division by zero", at(expr.span))
-            return -(-numbers[0] // numbers[1])
+            return numbers[0] // numbers[1] if expr.name == "floor" else -(-numbers[0] // numbers[1])
     count = f"{len(expr.args)} argument{'s' * (len(expr.args) != 1)}"
     fail("E109", f"no function is called `{expr.name}` with {count}", at(expr.span), remedy=_function_remedy(expr.name))
 

@@ -160,6 +160,9 @@ def close(
     lets = [s for f in (opened.model_file, opened.link.file) for s in f.statements if isinstance(s, nodes.Let)]
     opened.scope.bind([*lets, *opened.model_items, *opened.items])
     known = {n for n in opened.scope.given if "#" not in n}
+    spoken = {*names_of([*opened.model_items, *(i for i in opened.items if not isinstance(i, nodes.Let))])}
+    texts = {n for n, v in opened.scope.bindings.items() if isinstance(v, nodes.Text) and n not in spoken}
+    known |= texts  # parts of templates, which have them in their places by now
     model_items = _closed(opened.scope, [*lets, *opened.model_items], known)
     items = _without_globs(opened, _said_once(opened.items))
     layout_items = [*_inner_parameters(opened), *_closed(opened.scope, [*lets, *items], known)]

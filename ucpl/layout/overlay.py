@@ -25,7 +25,9 @@ def overlay(base: list[Item], body: list[Item]) -> list[Item]:
     mine: dict[Hashable, list[Item]] = {}
     for item in body:
         mine.setdefault(left_side(item), []).append(item)
-    known = {left_side(item) for item in base}
+    known: dict[Hashable, list[Item]] = {}
+    for item in base:
+        known.setdefault(left_side(item), []).append(item)
     out: list[Item] = []
     placed: set[Hashable] = set()
     for item in base:
@@ -34,8 +36,24 @@ def overlay(base: list[Item], body: list[Item]) -> list[Item]:
             out.append(item)
         elif side not in placed:
             placed.add(side)
-            out += mine[side]
+            out += _with_key(known[side], mine[side])
     return without_gone(base, out + [item for item in body if left_side(item) not in known])
+
+
+def _with_key(base: list[Item], items: list[Item]) -> list[Item]:
+    """Lines of an entry that name no key, with that of the extended layout's line.
+
+    Of several such lines there is none to take: they are homes of one tensor.
+    """
+    keys = [c for one in base if isinstance(one, nodes.Entry) for c in one.clauses if c.word == "as"]
+    if len(base) != 1 or len(keys) != 1:
+        return items
+    return [
+        evolve(one, clauses=(*one.clauses, keys[0]))
+        if isinstance(one, nodes.Entry) and one.shape is not None and all(c.word != "as" for c in one.clauses)
+        else one
+        for one in items
+    ]
 
 
 def fresh(base: Iterable[Item], body: Iterable[Item]) -> list[Item]:

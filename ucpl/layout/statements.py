@@ -33,6 +33,7 @@ from ucpl.layout.nesting import (
 )
 from ucpl.layout.overlay import fresh, overlay
 from ucpl.layout.scope import Config, Scope, Value, at, literal
+from ucpl.layout.templates import spelled_out
 from ucpl.records import define, frozen
 
 __all__ = ["CallInputs", "Inherited", "Note", "OpenedLayout", "items_of", "open_layout"]
@@ -226,14 +227,10 @@ def called_model(library: Library, call: nodes.Call, sizes: Mapping[str, Value] 
 def items_of(library: Library, call: nodes.Call) -> list[nodes.LayoutItem]:
     """Statements of a layout and of its bases, each left side once.
 
-    They are as written.
+    They are as written, but for texts within templates.
     """
     chain = library.chain(call.name, call.span)
-    reader = _Reader(library, Scope(), {}, [], axes=_axes_of(chain), is_written=True)
-    items: list[nodes.LayoutItem] = []
-    for link in reversed(chain):
-        items = overlay(items, reader.uses(link.node.items))
-    return items
+    return _Reader(library, Scope(), {}, [], axes=_axes_of(chain), is_written=True).written(chain)
 
 
 def _axes_of(chain: Sequence[Link[nodes.Layout]]) -> tuple[tuple[str, ...], ...]:
@@ -282,7 +279,7 @@ class _Reader:
             _reject_globs(link.node)
             for parameter in link.node.parameters:
                 self.parameter(link.node, parameter, arguments, outermost=depth == 0)
-            bodies.append(self.uses(link.node.items, used))
+            bodies.append(self.uses(spelled_out(link.node.items, self.scope), used))
             self.scope.bind(_without(bodies[-1], own))
             own |= _defined(bodies[-1])
             if link.node.extends is not None:
@@ -292,6 +289,18 @@ class _Reader:
         for body in reversed(bodies):
             self.fresh = [item for item in fresh(items, body) if item.span not in self.founded]
             items = overlay(items, body)
+        return items
+
+    def written(self, chain: Sequence[Link[nodes.Layout]], used: tuple[str, ...] = ()) -> list[nodes.LayoutItem]:
+        """Statements of a layout over its bases, with no number worked out."""
+        scope = Scope()
+        for link in reversed(chain):
+            scope.bind(link.file.statements)
+        for link in reversed(chain):
+            scope.bind(link.node.items)
+        items: list[nodes.LayoutItem] = []
+        for link in reversed(chain):
+            items = overlay(items, self.uses(spelled_out(link.node.items, scope), used))
         return items
 
     def _of_default(self, layout: nodes.Layout, parameter: nodes.Parameter, default: nodes.Expr) -> Value:
@@ -403,10 +412,7 @@ class _Reader:
         """
         links = self.library.chain(use.call.name, use.call.span)
         if self.is_written:
-            items: list[nodes.LayoutItem] = []
-            for link in reversed(links):
-                items = overlay(items, self.uses(link.node.items, used))
-            return [*items]
+            return [*self.written(links, used)]
         call, axes = use.call, (a for mesh in self.axes for a in mesh)
         scope = Scope(given_within(links, use, self.scope, axes), config=self.scope.config)
         reader = _Reader(self.library, scope, {}, [], self.axes, count=self.count)

@@ -14,7 +14,7 @@ import re
 from collections.abc import Container, Iterable, Mapping
 from functools import cached_property
 from itertools import islice, product
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import numpy as np
 from attrs import evolve, field
@@ -27,6 +27,8 @@ from ucpl.layout.arithmetic import Operand, Value, at, evaluated
 from ucpl.layout.name_remedies import nearest
 from ucpl.layout.scope import Scope, literal
 from ucpl.records import frozen
+
+Item = TypeVar("Item", bound=nodes.Record)
 
 _FORMAT = re.compile(r"0?[0-9]{0,3}d?\Z")
 TEMPLATE_LIMIT = 4096  # characters
@@ -138,15 +140,14 @@ def template(text: str, span: nodes.Span) -> Template:
 _OPERAND = r"([\w.]+(?:\([^()]*\))?|\([^()]*\))"
 _HABITS = (
     (
-        re.compile(rf"(|.*[-+(,])\s*{_OPERAND}\s*//\s*{_OPERAND}(.*)"),
-        r"\1(\2 - \2 % \3) / \3\4",
-        "`/` leaves no remainder: take it off to round down",
+        re.compile(rf"(|.*[-+(,]\s*){_OPERAND}\s*//\s*{_OPERAND}(.*)"),
+        r"\1floor(\2, \3)\4",
+        "`/` leaves no remainder: `floor(a, b)` rounds down",
     ),
     (re.compile(r"(.*)//(.*)"), r"\1/\2", "`/` divides whole numbers, and leaves no remainder"),
     (re.compile(r"(\w+)![rsa]"), r"\1", "a number has one text; `{x:02}` has two digits"),
     (re.compile(r"(?:str|int|repr)\((\w+)\)"), r"\1", "a number has one text"),
     (re.compile(r"(\w+)\.(?:lower|upper|strip)\(\)"), r"\1", "a name is as the model has it"),
-    (re.compile(r"(\w+)\[(?:0|rank)\]"), r"\1", "a name is the coordinate itself, or the index"),
     (re.compile(r"(\w+) rank"), r"\1", "the name of a mesh axis is the coordinate of a rank on it"),
     (re.compile(r"\$(\w+)"), r"\1", "a name is written as it is"),
     (re.compile(r"\{(.*)\}?"), r"\1", "one pair of braces"),
@@ -173,6 +174,54 @@ def _read(said: str, text: str, span: nodes.Span) -> nodes.Expr:
 
 def _hole(expr: nodes.Expr, form: str) -> Hole:
     return Hole(expr.path if isinstance(expr, nodes.Name) else None, expr, form)
+
+
+# ---- texts with names of their own ----------------------------------------------------------------------------------
+
+_SPELLED_MAX = 20  # texts within texts
+
+
+def spelled_out(items: Iterable[Item], scope: Scope) -> list[Item]:
+    """Statements whose templates have the texts that they name: `let attn = "layers.{l}.attn."`, `as "{attn}q"`.
+
+    A text that a call gives is put in its place only if it has braces: another one is a word, which `closed` evaluates.
+    Raises E102 for a text within itself.
+    """
+
+    def text_of(name: str) -> str | None:
+        if name in PLACE_WORDS:
+            return None
+        said, bound = scope.given.get(name), scope.bindings.get(name)
+        if name not in scope.given and isinstance(bound, nodes.Text):
+            return bound.value
+        return said if isinstance(said, str) and "{" in said else None
+
+    def spelled(text: str, span: nodes.Span) -> str:
+        for _ in range(_SPELLED_MAX):
+            if len(text) > TEMPLATE_LIMIT or all(text_of(m[1].strip()) is None for m in HOLE.finditer(text)):
+                return text
+            text = HOLE.sub(lambda m: m[0] if m[2] else text_of(m[1].strip()) or m[0], text)
+        fail("E102", "a text of this name has itself as a part, or more than 20 texts one in another", at(span))
+
+    def change(node: nodes.Record) -> nodes.Record | None:
+        match node:
+            case nodes.Entry() | nodes.States() | nodes.Blob() if any(c.word == "as" for c in node.clauses):
+                place = node.span
+                clauses = tuple(
+                    evolve(c, args=(spelled(c.args[0], c.span if c.span.line else place),)) if c.word == "as" else c
+                    for c in node.clauses
+                )
+                return evolve(node, clauses=clauses) if clauses != node.clauses else node
+            case nodes.Files() | nodes.Use():
+                made = node
+                if isinstance(node, nodes.Files):
+                    made = evolve(node, template=spelled(node.template, node.span))
+                return evolve(made, key=made.key and spelled(made.key, made.span))
+        return node
+
+    if not any(isinstance(v, nodes.Text | str) for v in [*scope.given.values(), *scope.bindings.values()]):
+        return [*items]
+    return [rewritten(item, change) for item in items]
 
 
 # ---- closing ---------------------------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ def _own_names(node: nodes.Record) -> Iterator[str]:
             yield from holes_of(text)
         case nodes.Group(stated=(_, str() as text)):
             yield from holes_of(text)
-        case nodes.Clause(word="as", args=(str() as text,)):
+        case nodes.Clause(word="as", args=(str() as text,)) | nodes.Text(value=text):
             yield from holes_of(text)
 
 

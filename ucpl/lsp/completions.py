@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from ucpl.language.quoting import is_dotted, quote
 from ucpl.lsp.context import CursorContext, hole_at, wanted
-from ucpl.lsp.definitions import Definition, definitions_of
+from ucpl.lsp.definitions import Definition, definitions_of, lefts_of
 from ucpl.lsp.files import Texts, shipped_blocks
 from ucpl.lsp.names import BlockInFile, KnownName, blocks_known, find_block, model_of, visible
 from ucpl.lsp.outline import BLOCKS, TextBlock, continuing_words
@@ -140,7 +140,7 @@ def _tensors_left(texts: Texts, place: BlockInFile) -> Iterator[Proposal]:
     model = model_of(texts, place)
     if model is None:
         return
-    stored = {s.tokens[0].value for s in place.block.statements if s.word == "entry"}
+    stored = {t.value for s in place.block.statements if s.word == "entry" for t in lefts_of(s)}
     tensors = [k for k in visible(texts, model) if k.kind == "tensor"]
     for known in sorted(tensors, key=lambda k: k.name in stored):
         yield known.name, "tensor", _detail(known.definition)

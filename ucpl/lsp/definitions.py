@@ -8,7 +8,7 @@ from ucpl.lsp.outline import BLOCKS, Outline, Statement, TextBlock
 from ucpl.lsp.tokens import Token
 from ucpl.records import frozen
 
-__all__ = ["Definition", "Symbol", "definitions_of", "split_at_commas", "symbols"]
+__all__ = ["Definition", "Symbol", "definitions_of", "lefts_of", "split_at_commas", "symbols"]
 
 
 @frozen(eq=False)
@@ -116,9 +116,15 @@ def _use(statement: Statement) -> Named:
         yield "prefix", rest[0]
 
 
+def lefts_of(statement: Statement) -> list[Token]:
+    """The names on the left of a tensor's or an entry's sign."""
+    words = statement.tokens
+    stop = next((n for n, token in enumerate(words) if token.text in (":", "=")), 1)
+    return [part[0] for part in split_at_commas(words[:stop]) if part and part[0].is_name]
+
+
 def _left(statement: Statement) -> Named:
-    if statement.tokens[0].is_name:
-        yield statement.word, statement.tokens[0]
+    yield from ((statement.word, token) for token in lefts_of(statement))
 
 
 _COMMON: dict[str, Callable[[Statement], Named]] = {

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from math import prod
 
 from ucpl.lsp.context import CursorContext
+from ucpl.lsp.definitions import lefts_of
 from ucpl.lsp.files import Config, Texts
 from ucpl.lsp.names import BlockInFile, KnownName, model_of
 from ucpl.lsp.outline import Statement
@@ -43,7 +44,7 @@ def hover(texts: Texts, context: CursorContext, sizes: Callable[[str], TextSizes
         lines = _config_lines(texts.config(context.place.path), token.text)
         return Hover("\n\n".join(lines), token.start, token.stop)
     found = meant(texts, context)
-    if not found and context.word == "entry" and context.statement is not None and token is context.statement.tokens[0]:
+    if not found and context.word == "entry" and context.statement is not None and token in lefts_of(context.statement):
         rows = _entry_rows(context, token.value, sizes(context.place.path))
         return Hover("\n\n".join(rows), token.start, token.stop) if rows else None
     if not found and token.kind == "name":

@@ -76,6 +76,8 @@ FUNCTIONS = {
     "lcm": "the least common multiple",
     "gcd": "the greatest common divisor",
     "ceil": "a / b rounded up",
+    "floor": "a / b rounded down",
+    "length": "how many items a list has; `names[0]` is the first",
     "default": "the first that has a value",
     "where": 'the places of a list that have a value: `l[where(config.layer_types, "mamba")]`',
     "size": "the size of a mesh axis or dim",

@@ -1,0 +1,175 @@
+"""Texts that say a thing once.
+
+Several left sides of a statement, keys of the extended layout, and texts within templates.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.laws.agreement import check
+from tests.oracle import homes, mean
+from ucpl.errors import UcplError
+from ucpl.inference.sizes import sizes_of_shapes
+from ucpl.language import format_text, nodes, parse, parse_call, print_file
+from ucpl.layout import Layout, load, resolve
+
+LONG = """ucpl 1
+model m {
+  dim l = 2, r = 4, q = 2
+  w : l r q  dtype f32
+  v : l r q  dtype f32
+  u : l q r  dtype f32
+  norm : r
+}
+layout base() of m {
+  file weights = torch "all.pt"
+  w[l] = (r q)  as "layers.{l}.self_attn.w"
+  v[l] = (r q)  as "layers.{l}.self_attn.v"
+  u[l] = q r    as "layers.{l}.self_attn.u"
+  norm = r      as "norm"
+}
+layout cut(tp) of m extends base() {
+  mesh tp
+  file weights = torch "{tp}.pt"
+  w[l] = (r@tp q)  as "layers.{l}.self_attn.w"
+  v[l] = (r@tp q)  as "layers.{l}.self_attn.v"
+  u[l] = q r@tp    as "layers.{l}.self_attn.u"
+}
+"""
+SHORT = """ucpl 1
+model m {
+  dim l = 2, r = 4, q = 2
+  w, v : l r q  dtype f32
+  u    : l q r  dtype f32
+  norm : r
+}
+layout base() of m {
+  let attn = "{layer}self_attn.", layer = "layers.{l}."
+  file weights = torch "all.pt"
+  w[l] = (r q)  as "{attn}w"
+  v[l] = (r q)  as "{attn}v"
+  u[l] = q r    as "{attn}u"
+  norm = r      as "norm"
+}
+layout cut(tp) of m extends base() {
+  mesh tp
+  file weights = torch "{tp}.pt"
+  w[l], v[l] = (r@tp q)
+  u[l]       = q r@tp
+}
+"""
+
+
+def resolved(text: str, call: str) -> Layout:
+    return resolve(load(("a.ucpl", text)), parse_call(call))
+
+
+@pytest.mark.parametrize("call", ("base()", "cut(2)"))
+def test_the_short_text_means_what_the_long_one_does(call: str) -> None:
+    long, short = (resolved(text, call) for text in (LONG, SHORT))
+    assert long.tensors == short.tensors and long.entries == short.entries
+    assert long.files == short.files and long.sizes == short.sizes
+    assert homes(mean(SHORT, call)) == homes(mean(LONG, call))
+    assert check(SHORT, call)
+
+
+def test_records_are_one_a_tensor_and_the_text_stays_as_it_is() -> None:
+    file = parse(SHORT, "a.ucpl")
+    model, _, cut = file.statements
+    assert isinstance(model, nodes.Model) and isinstance(cut, nodes.Layout)
+    assert [i.path for i in model.items if isinstance(i, nodes.Tensor)] == ["w", "v", "u", "norm"]
+    assert len({i.span for i in model.items}) == len(model.items)
+    printed = print_file(file)
+    assert "  w[l], v[l] = (r@tp q)\n" in printed and "  w, v : l r q  dtype f32\n" in printed
+    assert parse(printed, "a.ucpl") == file and format_text(printed) == printed
+    noted = SHORT.replace("  u[l]       = q r@tp", "  # of columns\n  u[l] = q r@tp  # here").replace(
+        "  u    :", "  u :"
+    )
+    assert "  # of columns\n  u[l]       = q r@tp  # here\n" in format_text(noted)
+
+
+def test_names_taken_back_together() -> None:
+    file = parse("ucpl 1\nmodel n extends m() {\n  a, b : none\n}\n")
+    assert isinstance(file.statements[0], nodes.Model)
+    assert file.statements[0].items == (nodes.Gone("tensor", ("a",)), nodes.Gone("tensor", ("b",)))
+    layout = parse('ucpl 1\nlayout n() of any extends m() {\n  "a", * of frozen = none\n}\n').statements[0]
+    assert isinstance(layout, nodes.Layout) and layout.items[1] == nodes.Entry("*", (), None, (), "frozen")
+
+
+def test_a_long_list_is_broken_at_its_commas() -> None:
+    names = ", ".join(f"part{i}.of.a.long.name[l, e]" for i in range(9))
+    text = f'ucpl 1\nlayout n() of any {{\n  {names} = a b  as "{{name}}"\n}}\n'
+    printed = format_text(text)
+    assert max(map(len, printed.split("\n"))) <= 120
+    assert parse(printed) == parse(text) and format_text(printed) == printed
+
+
+def test_two_lines_of_the_base_have_no_one_key() -> None:
+    text = SHORT.replace("  norm = r      as", '  u[l] = q r    as "again.{l}"\n  norm = r      as')
+    assert [e.storing.key for e in resolved(text, "cut(2)").entries if e.path == "u"] == [None]
+
+
+def test_a_derived_layout_gives_the_text_another_value() -> None:
+    text = SHORT.replace("  w[l], v[l]", '  let layer = "h.{l}."\n  w[l], v[l]')
+    keys = [e.storing.key.text for e in resolved(text, "cut(2)").entries if e.storing.key]
+    assert keys == ["h.{l}.self_attn.w", "h.{l}.self_attn.v", "h.{l}.self_attn.u", "norm"]
+
+
+def test_a_text_of_a_layout_that_is_used_has_its_own_names() -> None:
+    text = SHORT + (
+        "model two {\n  use m() as a\n}\n"
+        "layout both(tp) of two {\n"
+        '  let layer = "outer.{tp}."\n'
+        '  mesh tp\n  file weights = torch "{tp}.pt"\n  use cut(tp = tp) as a key "part.{key}"\n'
+        "}\n"
+    )
+    keys = [e.storing.key.text for e in resolved(text, "both(2)").entries if e.storing.key]
+    assert keys[0] == "part.layers.{a.l}.self_attn.w"
+
+
+LISTS = """ucpl 1
+let names = ["q", "k", "v"], sizes = config.sizes
+model m {
+  dim r = length(names), a = sizes[1], b = floor(sizes[-1], 2)
+  w : r a b
+}
+layout x(tp) of m {
+  mesh tp
+  file weights = torch "{names[tp]}.pt"
+  w[r] = (a b)  as "{names[length(names) - 1 - r]}"
+}
+"""
+
+
+def test_items_of_lists_in_sizes_keys_and_names_of_files() -> None:
+    config: dict[str, Any] = {"sizes": [1, 2, 7]}
+    layout = resolve(load(("a.ucpl", LISTS)), parse_call("x(2)"), config=config)
+    assert (layout.sizes["r"], layout.sizes["a"], layout.sizes["b"]) == (3, 2, 3)
+    assert {(h.file, h.key) for h in homes(mean(LISTS, "x(2)", config=config))} == {
+        (f"{file}.pt", key) for file in "qk" for key in "vkq"
+    }
+    assert check(LISTS, "x(2)", config=config)
+    assert parse(print_file(parse(LISTS))) == parse(LISTS)
+
+
+def test_a_text_within_itself_is_refused() -> None:
+    with pytest.raises(UcplError) as caught:
+        resolved(SHORT.replace('layer = "layers.{l}."', 'layer = "{attn}{l}"'), "base()")
+    assert caught.value.diagnostics[0].code in ("E102", "E121")
+
+
+def test_brackets_are_of_one_left_side() -> None:
+    layout = parse("ucpl 1\nlayout n() of m {\n  w[l, e], v[l], u = r\n}\n").statements[0]
+    assert isinstance(layout, nodes.Layout)
+    found = [len(i.indices) for i in layout.items if isinstance(i, nodes.Entry)]
+    assert found == [2, 1, 0]
+
+
+def test_an_open_dim_is_read_from_keys_that_a_text_begins() -> None:
+    text = SHORT.replace("dim l = 2, r = 4, q = 2", "dim q = 2")
+    stored = [(f"layers.{n}.self_attn.{name}", (8,)) for n in range(3) for name in "wv"]
+    found = sizes_of_shapes(stored, load(("a.ucpl", text)), parse_call("cut(1)"))
+    assert (found["l"][0], found["r"][0]) == (3, 4)
