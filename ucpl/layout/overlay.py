@@ -41,9 +41,9 @@ def overlay(base: list[Item], body: list[Item]) -> list[Item]:
 
 
 def _with_key(base: list[Item], items: list[Item]) -> list[Item]:
-    """Lines of an entry that name no key, with that of the extended layout's line.
+    """Lines of an entry, with the key of the line that they replace.
 
-    Of several such lines there is none to take: they are homes of one tensor.
+    Lines with a key keep theirs. Several replaced lines are homes of one tensor: they have no one key to take.
     """
     keys = [c for one in base if isinstance(one, nodes.Entry) for c in one.clauses if c.word == "as"]
     if len(base) != 1 or len(keys) != 1:
