@@ -67,4 +67,4 @@ def test_chunks_without_their_metadata_are_reported(tmp_path: Path, others: tupl
 
 def test_a_state_dict_alone_is_no_checkpoint_of_lightning(tmp_path: Path) -> None:
     torch.save({"state_dict": {"w": torch.ones(2)}}, tmp_path / "last.ckpt")
-    assert refused(tmp_path / "last.ckpt")[0] == "E435"
+    assert open_checkpoint(tmp_path / "last.ckpt").format == "torch_file"

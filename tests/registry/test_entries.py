@@ -25,6 +25,7 @@ OTHERS = {
     ("conversion/dialects.py", "dcp"),
     ("ranks/engines.py", "deepspeed"),
     ("live/tensors.py", "plain"),
+    ("vault/files.py", "torch_file"),
     ("planning/parsed.py", "plain"),
 }
 

@@ -13,14 +13,25 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ucpl.errors import Label, fail
+from ucpl.errors import Label, fail, plural
 from ucpl.extents.account import Account, AccountEntry, Fate, NotRead, entries_of
 from ucpl.files.carrying import unlike_callers
 from ucpl.files.groups import has_groups_alone
 from ucpl.files.skipping import ALL, SKIP
 from ucpl.formats.folders import sorted_into
 from ucpl.formats.info_keys import INFO, is_in, unknown_info
-from ucpl.formats.leaving import DESCRIBING, EMPTY, EXTRA, LAYERS, SCALE, SCALED, TEXTS, keeps_all, left_values
+from ucpl.formats.leaving import (
+    DESCRIBING,
+    EMPTY,
+    EXTRA,
+    LAYERS,
+    OPTIMIZER_VALUES,
+    SCALE,
+    SCALED,
+    TEXTS,
+    keeps_all,
+    left_values,
+)
 from ucpl.formats.overlooked import not_read_of
 from ucpl.registry import degree_of, format_named
 
@@ -38,6 +49,7 @@ _TENSORS = (
 # Values whose keys are values of their own, and the words for their owner.
 _BY_KEY = {
     EXTRA: "the module",
+    OPTIMIZER_VALUES: "the optimizer",
     SCALE: "the loss scaling",
     INFO: "universal_checkpoint_info",
     "megatron_extra_state": "the module",
@@ -321,10 +333,11 @@ def demand_an_optimizer(
     framework: the target's. A target of tensors alone is an export of weights; its account names all omissions.
     dropped: states that are not read, because the caller drops them by name.
 
-    Raises: UcplError E467.
+    Raises: UcplError E448, E467.
     """
     if format_named(framework).has_model_files:
         return
+    _check_other_states(source, framework)
     if source.missing_files:
         first, *others = source.missing_files
         more = f" (and {len(others)} more, to {others[-1]})" if others else ""
@@ -345,3 +358,21 @@ def demand_an_optimizer(
             Label(str(source.top / first_one.name if first_one.kind == "file" else source.top), where=first_one.name),
             remedy=remedy,
         )
+
+
+def _check_other_states(source: Checkpoint, framework: str) -> None:
+    """Raises: UcplError E448 for states that a target cannot hold."""
+    held = source.state.blobs.get(OPTIMIZER_VALUES)
+    target = format_named(framework)
+    if not isinstance(held, dict) or target.kept_values is None or OPTIMIZER_VALUES in target.kept_values:
+        return
+    states = dict.fromkeys(state for mine in held.values() for state in mine)
+    name, mine = next(iter(held.items()))
+    fail(
+        "E448",
+        f"the optimizer keeps `{next(iter(mine))}` of `{name}`, which is neither one value per element nor a number:"
+        f" {target.title} {'has' if target.title.startswith('a ') else 'have'} no place for it",
+        Label(str(source.top), f"of {plural(len(held), 'parameter')}: {', '.join(states)}", where=name),
+        remedy=f"{' '.join(f'--drop {state}' for state in states)} leaves these states out; --weights-alone converts the"
+        " weights; plain(), dcp() and torch_file() keep all states",
+    )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ucpl.conversion.ordering import order_of, without_order
+from ucpl.conversion.ordering import arguments_of, order_of, without_order
 from ucpl.conversion.requests import Called, Config, Given, called
 from ucpl.conversion.side import located
 from ucpl.errors import Label, UcplError, fail
@@ -68,6 +68,7 @@ def _opened(here: Path, layout: Called | None, given: Given) -> Checkpoint:
         layout, given = own_layout(here), evolve(given, sizes={})
     order = order_of(layout)
     layout = without_order(layout) if layout is not None else None
+    arguments = arguments_of(layout)
     if layout is None or not os.path.exists(here):
         return read(here, order)
     from ucpl.formats.named_files import below, open_files
@@ -77,10 +78,13 @@ def _opened(here: Path, layout: Called | None, given: Given) -> Checkpoint:
         return models.open_named(here, names)
     if layout.is_of_any:
         try:
-            opened = read(here, order)
+            opened = read(here, order, arguments)
         except UcplError:
             if (named := _of_named_files(here, layout, given)) is None:
                 raise
+            return named
+        # A reader of files with any keys leaves those that a layout of framework torch() describes to the layout.
+        if format_named(opened.format).reads and (named := _of_named_files(here, layout, given)) is not None:
             return named
         return _with_prefix(_with_master(opened, layout), layout)
     known = evolve(given, config=given.config if given.config is not None else _config_beside(here))
@@ -228,14 +232,15 @@ def _opened_for(plan: Plan, path: str | Path) -> Checkpoint:
         what = f"the plan is the share of rank {plan.rank} alone, of {plan.target_call}"
         fail("E608", what, Label(plan.name, where=f"rank {plan.rank}"))
     from ucpl.formats.opening import framework
-    from ucpl.formats.opening import open_checkpoint as read
     from ucpl.planning.unread import check_known, check_known_files
 
     here = _demand_stored(path)
     if format_named(plan.source.framework).is_of_a_spec:
         opened = _files_of(plan, here)
     else:
-        opened = read_named(here, plan.source.framework, dict.fromkeys(t.file for t in plan.sources)) or read(here)
+        opened = read_named(here, plan.source.framework, dict.fromkeys(t.file for t in plan.sources)) or _read_as(
+            plan, here
+        )
     if plan.source.framework == format_named(opened.format).file_format:  # with the names in its files
         opened = framework(plan.source.framework).open(opened.root)
     is_whole = all((t.file, t.key) in opened.extents for t in plan.sources)  # else the run reports the missing tensors
@@ -248,6 +253,22 @@ def _opened_for(plan: Plan, path: str | Path) -> Checkpoint:
             check_known_files(opened.root, plan.sources, plan.unread)
         check_known(opened.extents, plan.sources, plan.unread)
     return opened
+
+
+def _read_as(plan: Plan, here: Path) -> Checkpoint:
+    """A checkpoint, read with the choices of a plan's source."""
+    from ucpl.files.checkpoint import Order
+    from ucpl.formats.opening import open_checkpoint as read
+
+    known = format_named(plan.source.framework).reads
+    arguments = {name: value for name, value in plan.source.settings.items() if name in known}
+    try:
+        return read(here, None, arguments)
+    except UcplError as error:
+        if not known or error.diagnostics[0].code != "E446":
+            raise
+        names = tuple(name for _, members in plan.source.groups for name in members)
+        return read(here, Order((names,), f"groups of {plan.name}"), arguments)
 
 
 def _files_of(plan: Plan, here: Path) -> Checkpoint:

@@ -1,4 +1,6 @@
-"""`order` of a source's call: parameters of ZeRO-0's optimizer numbers.
+"""Arguments of a source's call that its reader takes, such as `order`.
+
+`order` names the parameters of an optimizer's numbers.
 
 `zero0(order = "model")`: the groups follow each other in the model's order. `zero0(order = "names.json")`: the order of the
 training script, `[[names[p] for p in group["params"]] for group in optimizer.param_groups]`; for a pipeline one such list for
@@ -15,13 +17,14 @@ from attrs import evolve
 
 from ucpl.conversion.requests import Called
 from ucpl.errors import Label, fail
+from ucpl.registry import format_of_layout
 from ucpl.texts import read_text
 
 if TYPE_CHECKING:
     from ucpl.files.checkpoint import Order
     from ucpl.language import nodes
 
-__all__ = ["ARGUMENT", "order_of", "without_order"]
+__all__ = ["ARGUMENT", "arguments_of", "order_of", "without_order"]
 
 ARGUMENT = "order"
 _MODEL = "model"
@@ -39,7 +42,7 @@ def without_order(one: Called) -> Called | None:
     if _argument(one) is None:
         return one
     kept = tuple(a for a in one.call.arguments if a.name != ARGUMENT)
-    if not kept and one.call.name == _NUMBERED:
+    if not kept and (one.call.name == _NUMBERED or ARGUMENT in format_of_layout(one.call.name).reads):
         return None
     return Called(one.library, evolve(one.call, arguments=kept))
 
@@ -63,15 +66,28 @@ def order_of(one: Called | None) -> Order | None:
 
 
 def _argument(one: Called) -> nodes.Argument | None:
-    """The argument `order` of zero0, or of a layout that extends it.
+    """The argument `order` of a layout whose reader takes it.
+
+    zero0 and layouts that extend it are such layouts.
 
     Other layouts may have a parameter with this name.
     """
     if any(p.name == ARGUMENT for p in one.layout.parameters):
         return None
-    if _NUMBERED not in [link.node.name for link in one.library.chain(one.layout.name, one.call.span)]:
+    names = [link.node.name for link in one.library.chain(one.layout.name, one.call.span)]
+    if _NUMBERED not in names and not any(ARGUMENT in format_of_layout(name).reads for name in names):
         return None
     return next((a for a in one.call.arguments if a.name == ARGUMENT), None)
+
+
+def arguments_of(one: Called | None) -> dict[str, object]:
+    """The arguments of a source's call that the format's reader takes."""
+    if one is None:
+        return {}
+    from ucpl.layout.scope import Scope
+
+    known = format_of_layout(one.call.name).reads
+    return {a.name: Scope().evaluate(a.value) for a in one.call.arguments if a.name is not None and a.name in known}
 
 
 def _listed(path: Path, origin: str) -> tuple[tuple[str, ...], ...]:

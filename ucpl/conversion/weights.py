@@ -19,7 +19,7 @@ from ucpl.registry import format_named
 __all__ = ["looked_through", "opened_to_look_at", "with_weights"]
 
 T = TypeVar("T")
-_UNREAD = ("E457", "E460", "E524", "E533", "E546")  # valid files, of a kind that is not read
+_UNREAD = ("E446", "E457", "E460", "E524", "E533", "E546")  # valid files, of a kind that is not read
 _WAY = "the weights can be read: --weights-alone converts them without the optimizer"
 _SAID = "E467"  # a run without a readable optimizer: its own remedy names the options
 _OF_A_SOURCE = 3  # exit status: the source cannot be read, or is damaged

@@ -14,7 +14,6 @@ from ucpl.extents import Structure, TrainState
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.model_texts import TEXTS
 from ucpl.files.values import Empty, Value
-from ucpl.formats.torch_optimizer import EXTRA as OTHERS
 from ucpl.registry import format_named, formats
 
 __all__ = [
@@ -23,6 +22,8 @@ __all__ = [
     "EXTRA",
     "LAYERS",
     "META",
+    "OPTIMIZERS",
+    "OPTIMIZER_VALUES",
     "SCALE",
     "SCALED",
     "TEXTS",
@@ -43,6 +44,8 @@ SCALE = "loss_scale_config"  # ZeRO-0's numbers of loss scaling: a shard has an 
 SCALED = frozenset(
     ("cur_iter", "cur_scale", "dynamic_loss_scale", "last_overflow_iter", "scale_factor", "scale_window")
 )
+OPTIMIZERS = "optimizers_of_groups"  # the optimizer of each group, where a run has several
+OPTIMIZER_VALUES = "optimizer_values"  # states that are neither one value per element nor a number, by parameter
 LAYERS = "layer_files"  # of a pipeline, with such values of each layer
 
 # Values that describe the source's own files: each target has its own, made for it.
@@ -108,19 +111,19 @@ def empty_tensors(state: TrainState, root: Path) -> dict[str, Empty]:
 
 def other_states(state: TrainState) -> dict[str, None]:
     """Names of optimizer states that are neither one value per element nor a number."""
-    held = state.blobs.get(OTHERS)
+    held = state.blobs.get(OPTIMIZER_VALUES)
     return {name: None for states in held.values() for name in states} if isinstance(held, dict) else {}
 
 
 def without_states(state: TrainState, names: frozenset[str]) -> TrainState:
     """A train state without these of them."""
-    held = state.blobs.get(OTHERS)
+    held = state.blobs.get(OPTIMIZER_VALUES)
     if not isinstance(held, dict) or names.isdisjoint(other_states(state)):
         return state
     kept = {owner: {n: one for n, one in states.items() if n not in names} for owner, states in held.items()}
     left = {owner: states for owner, states in kept.items() if states}
-    blobs = {key: value for key, value in state.blobs.items() if key != OTHERS}
-    return evolve(state, blobs={**blobs, OTHERS: left} if left else blobs)
+    blobs = {key: value for key, value in state.blobs.items() if key != OPTIMIZER_VALUES}
+    return evolve(state, blobs={**blobs, OPTIMIZER_VALUES: left} if left else blobs)
 
 
 def run_values(carried: Mapping[object, object]) -> dict[object, object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -45,10 +46,13 @@ def known_globals() -> frozenset[str]:
 
 
 @watched
-def open_checkpoint(path: Path, order: Order | None = None) -> Checkpoint:
+def open_checkpoint(
+    path: Path, order: Order | None = None, arguments: Mapping[str, object] | None = None
+) -> Checkpoint:
     """Read the headers of a checkpoint of any known framework.
 
-    order: the parameters of an optimizer's numbers, if files of DeepSpeed lack them. Raises: UcplError E435, E438 (exit
+    order: the parameters of an optimizer's numbers, if files lack them. arguments: those of the source's call, for its
+    reader. Raises: UcplError E435, E438 (exit
     3) if no format reads the path.
     """
     try:
@@ -63,7 +67,7 @@ def open_checkpoint(path: Path, order: Order | None = None) -> Checkpoint:
         fail("E400", f"{path} is neither a folder nor a regular file", Label(str(path)))
     for one in formats().values():
         if framework(one.name).recognises(path):
-            opened = one.open(path, order)
+            opened = one.open(path, order, arguments or {})
             if format_named(opened.format).has_model_files:
                 return opened
             if lines := _of_another_iteration(opened):

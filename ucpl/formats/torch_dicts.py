@@ -96,7 +96,7 @@ def is_schedule(held: object) -> bool:
 
 
 def is_average(place: Key) -> bool:
-    """Test whether a place has the name of averaged weights, such as `model_ema`."""
+    """Test for a place of averaged weights, such as `model_ema`."""
     return any(isinstance(step, str) and _AVERAGE.search(step) is not None for step in place)
 
 
@@ -105,7 +105,7 @@ def is_average(place: Key) -> bool:
 
 @frozen(eq=False)
 class Named:
-    """Tensors of a state dict under the model's own names.
+    """A state dict's tensors under the model's own names.
 
     `stored`: the name in the file of each. `lead`: the steps before all names that are no part of the model.
     """
@@ -118,7 +118,7 @@ class Named:
     by_stored: dict[str, str] = field(factory=dict)
 
     def find(self, name: str) -> str | None:
-        """The tensor of a name as an optimizer or a user writes it, or None.
+        """The tensor of an optimizer's or a user's name, or None.
 
         A second name gives its owner.
         """

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import prod
+from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
 from attrs import evolve, field
 
-from ucpl.errors import Label, fail, plural
+from ucpl.errors import Label, UcplError, fail, plural
 from ucpl.extents import Call, Counted, Extent, Key, ParameterGroup, Step, TensorRef
 from ucpl.files.carrying import lifted
 from ucpl.files.checkpoint import Order
@@ -23,15 +24,28 @@ from ucpl.files.scalars import is_counted
 from ucpl.files.skipping import skips
 from ucpl.files.torch_files import TorchFile
 from ucpl.files.values import Value
+from ucpl.formats.leaving import OPTIMIZER_VALUES
 from ucpl.formats.matching import Shape, Slots, Unclear, match
-from ucpl.formats.torch_dicts import Named
+from ucpl.formats.torch_dicts import Named, named_tensors
 from ucpl.records import frozen
 
-__all__ = ["EXTRA", "NamedOptimizer", "OptimizerFacts", "named_optimizers", "read_facts", "state_dict_of"]
+__all__ = [
+    "EXTRA",
+    "are_determined",
+    "NamedOptimizer",
+    "OptimizerFacts",
+    "candidates_of",
+    "fits",
+    "is_conventional",
+    "named_optimizers",
+    "read_facts",
+    "state_dict_of",
+]
 
-EXTRA = "optimizer_values"  # states that are neither one value per element nor a number, by parameter
+EXTRA = OPTIMIZER_VALUES
 _STEP = "step"
 _NAMES = "param_names"
+STATED = "ucpl_names"  # a key of a state dict that a conversion wrote: names by group, if shapes do not determine them
 _PARAMS = "params"
 _CONVENTIONAL = ("weight", "bias")  # last steps of names of parameters in modules of torch
 _STATISTICS = ("running_mean", "running_var")  # buffers of torch's norms, next to this counter
@@ -61,6 +75,7 @@ class _Group:
     params: tuple[Step, ...]
     shapes: tuple[frozenset[Shape] | None, ...]  # that its states allow; None: any
 
+    stated: Value | None = None  # the names that a conversion wrote
     elements: int = 0  # of a state over all parameters; 0: each parameter has its own
 
     @property
@@ -68,9 +83,10 @@ class _Group:
         return f"param_groups/{self.number}"
 
 
-def _is_conventional(name: str) -> bool:
-    """Test for a name as torch's modules give it to parameters, never to buffers."""
-    return name.rpartition(".")[2] in _CONVENTIONAL
+def is_conventional(name: str, shape: Shape) -> bool:
+    """Test for a name and shape of parameters in torch's own modules."""
+    last = name.rpartition(".")[2]
+    return last in _CONVENTIONAL and (last != "bias" or len(shape) < 2)
 
 
 def named_optimizers(
@@ -81,7 +97,7 @@ def named_optimizers(
     remedy: the text to type if they are ambiguous. Raises: UcplError E446 if there is no assignment, or more than one;
     E466 if the caller's order does not fit.
     """
-    candidates = _candidates(model)
+    candidates = candidates_of(model)
     groups = [group for n, one in enumerate(optimizers) for group in _groups(n, one, candidates)]
     names, how = _names(groups, model, candidates, order, remedy)
     out = []
@@ -97,8 +113,22 @@ def named_optimizers(
     return tuple(out)
 
 
-def _candidates(model: Named) -> dict[str, Shape]:
-    """Tensors that an optimizer may have: no second names, no numbers, no statistics of norms."""
+def fits(optimizers: Sequence[Value], model: Named) -> bool:
+    """Test whether some assignment of numbers to parameters fits."""
+    candidates = candidates_of(model)
+    groups = [group for n, one in enumerate(optimizers) for group in _groups(n, one, candidates)]
+    names = [name for group in groups if (stated := _names_in(group)) is not None for name in stated]
+    if names:
+        return all(model.find(name) is not None for name in names)
+    made = match([*candidates.items()], [_slots(group) for group in groups])
+    return not isinstance(made, Unclear) or made.is_several
+
+
+def candidates_of(model: Named) -> dict[str, Shape]:
+    """Tensors that an optimizer may have.
+
+    Second names, integers and statistics of norms are excluded.
+    """
     out = {}
     for name, one in model.tensors.items():
         lead, _, last = name.rpartition(".")
@@ -110,7 +140,7 @@ def _candidates(model: Named) -> dict[str, Shape]:
 
 def _groups(number: int, optimizer: Value, candidates: Mapping[str, Shape]) -> Iterator[_Group]:
     known = set(candidates.values())
-    states = optimizer.at("state")
+    states, stated = optimizer.at("state"), optimizer.find(STATED)
     for g, group in enumerate(optimizer.at("param_groups").items()):
         params: list[Step] = []
         shapes: list[frozenset[Shape] | None] = []
@@ -120,11 +150,16 @@ def _groups(number: int, optimizer: Value, candidates: Mapping[str, Shape]) -> I
             params.append(one.held)
             held = states.find(one.held)
             shapes.append(_allowed([*_shapes_in(held.held)], known) if held is not None else None)
-        yield _Group(number, g, group, tuple(params), tuple(shapes), _elements(states, params, candidates))
+        said = stated.find(g) if stated is not None else None
+        elements = _elements(states, params, candidates)
+        yield _Group(number, g, group, tuple(params), tuple(shapes), said, elements)
 
 
 def _elements(states: Value, params: Sequence[Step], candidates: Mapping[str, Shape]) -> int:
-    """The elements of a state over all parameters, which torch keeps with the first number; 0 if there is none."""
+    """The elements of one state over all parameters, or 0.
+
+    torch keeps it with the first number.
+    """
     held = [one for step in params if (one := states.find(step)) is not None and one.mapping()]
     if len(held) != 1 or len(params) < 2:
         return 0
@@ -151,7 +186,7 @@ def _shapes_in(held: object, depth: int = 4) -> Iterator[Shape]:
 
 
 def _stated(held: Call) -> Iterator[Shape]:
-    """The shape that an object of a tensor class states: a tuple of sizes in its arguments."""
+    """The shape in the arguments of a tensor class's object."""
     todo: list[object] = [*held.args]
     for one in todo:
         if isinstance(one, tuple) and one and all(type(n) is int for n in one):
@@ -173,7 +208,7 @@ def _allowed(found: list[Shape], known: set[Shape]) -> frozenset[Shape] | None:
 
 
 def _all_follow(shape: Shape, shapes: set[Shape]) -> bool:
-    """Each state has the shape, or the shape with one dim summed or left out (factored moments)."""
+    """Test for states of this shape, some of them without a dim."""
     reduced = {d for d in shapes if d != shape and _is_reduced(d, shape)}
     return shapes - reduced <= {shape} and (shape in shapes or len(reduced) > 1)
 
@@ -210,7 +245,7 @@ def _names(
             return made, "the elements of the optimizer's state, in the order of the model's state dict"
         _reject(made, groups, candidates, remedy)
     first = match(listed, [_slots(group) for group in groups])
-    made = match(listed, [_slots(group, _is_conventional) for group in groups]) if isinstance(first, Unclear) else first
+    made = match(listed, [_slots(group, is_conventional) for group in groups]) if isinstance(first, Unclear) else first
     if not isinstance(made, Unclear):
         return made, "shapes of the optimizer's states, in the order of the model's state dict"
     assert isinstance(first, Unclear)
@@ -218,21 +253,22 @@ def _names(
 
 
 def _of_elements(listed: list[tuple[str, Shape]], group: _Group, elements: int) -> Names | Unclear:
-    """Names of an optimizer with one state over all parameters (LBFGS), by the sum of their elements."""
+    """Names by the elements of one state over all parameters (LBFGS)."""
     many = len(listed) + 1
     found: Names | Unclear = Unclear(False)
-    for unknown in (lambda _: True, _is_conventional):
-        slots = Slots(elements * many + len(group.params), lambda name, _, at, test=unknown: test(name))  # type: ignore[misc]
+    tests: tuple[Callable[[str, Shape], bool], ...] = (lambda _, shape: True, is_conventional)
+    for test in tests:
+        slots = Slots(elements * many + len(group.params), lambda name, shape, at, test=test: test(name, shape))  # type: ignore[misc]
         found = match(listed, [slots], lambda shape: prod(shape) * many + 1)
         if not isinstance(found, Unclear):
             return found
     return found
 
 
-def _slots(group: _Group, unknown: Callable[[str], bool] = lambda _: True) -> Slots:
+def _slots(group: _Group, unknown: Callable[[str, Shape], bool] = lambda _, shape: True) -> Slots:
     def fits(name: str, shape: Shape, at: int) -> bool:
         known = group.shapes[at]
-        return unknown(name) if known is None else shape in known
+        return unknown(name, shape) if known is None else shape in known
 
     return Slots(len(group.params), fits)
 
@@ -242,13 +278,12 @@ def _stated_names(groups: list[_Group], model: Named) -> tuple[Names, str] | Non
     out: Names = []
     how = "names in the optimizer's groups"
     for group in groups:
-        names: Sequence[object] = group.params
-        if not all(isinstance(name, str) for name in names):
-            stated = group.value.find(_NAMES)
-            if stated is None or not isinstance(stated.held, list) or len(stated.held) != len(group.params):
-                return None
-            names, how = stated.texts(), f"{_NAMES} of the optimizer's groups"
-        found = [model.find(str(name)) for name in names]
+        names = _names_in(group)
+        if names is None:
+            return None
+        if names != group.params:
+            how = f"{_NAMES} of the optimizer's groups"
+        found = [model.find(name) for name in names]
         if None in found:
             lacking = names[found.index(None)]
             fail(
@@ -259,6 +294,16 @@ def _stated_names(groups: list[_Group], model: Named) -> tuple[Names, str] | Non
             )
         out.append([name for name in found if name is not None])
     return out, how
+
+
+def _names_in(group: _Group) -> tuple[str, ...] | None:
+    """The names that a group has: its parameters', or torch's `param_names`."""
+    if all(isinstance(name, str) for name in group.params):
+        return tuple(map(str, group.params))
+    for stated in (group.stated, group.value.find(_NAMES)):
+        if stated is not None and isinstance(stated.held, list) and len(stated.held) == len(group.params):
+            return stated.texts()
+    return None
 
 
 def _said(groups: list[_Group], model: Named, candidates: Mapping[str, Shape], order: Order, remedy: str) -> Names:
@@ -345,7 +390,7 @@ class OptimizerFacts:
     """The states of optimizers, sorted.
 
     `payload`: one value per element, by `(*lead, name, state)`. `scalars`: numbers. `extra`: all other states by
-    parameter, with tensors as they are carried.
+    parameter, with tensors as they are carried. `read`: places in the file of the tensors of payload and numbers.
     """
 
     payload: dict[Key, Extent] = field(factory=dict)
@@ -354,6 +399,7 @@ class OptimizerFacts:
     states: dict[str, tuple[str, ...]] = field(factory=dict)
     groups: tuple[ParameterGroup, ...] = ()
     extra: dict[str, dict[str, object]] = field(factory=dict)
+    read: set[Key] = field(factory=set)
 
 
 def read_facts(
@@ -371,18 +417,21 @@ def read_facts(
     groups = [
         (f"{word}/{g}" if word else str(g), one, g) for word, one in optimizers.items() for g in range(len(one.groups))
     ]
+    of_all = {name for name, states in held.items() if _is_of_all(states, shapes[name])}
     trained = {n for n, states in held.items() if states} or {n for _, one, g in groups for n in one.groups[g]}
+    trained |= {n for _, one, g in groups if not of_all.isdisjoint(one.groups[g]) for n in one.groups[g]}
     made = []
     for said, one, g in groups:
         names = one.groups[g]
-        members = tuple(name for name in names if name in trained and prod(shapes[name]))
+        members = tuple(name for name in names if name in trained and 0 not in shapes[name])
         row = one.value.at("param_groups").items()[g]
         hyper = {key: lifted(inner.held, part.file) for key, inner in row.named() if key not in (_PARAMS, _NAMES)}
         made.append(ParameterGroup(said, members, hyper, names if names != members else ()))
     found = OptimizerFacts(groups=tuple(made))
     kinds = _kinds(held, shapes, [group.members for group in made])
     for name, states in held.items():
-        _sort(found, part, (name, states), kinds, shapes[name], lead)
+        mine = dict.fromkeys(states, "other") if name in of_all else kinds
+        _sort(found, part, (name, states), mine, shapes[name], lead)
     return found
 
 
@@ -405,6 +454,12 @@ def _kinds(
     return out
 
 
+def _is_of_all(states: Mapping[str, Value], shape: Shape) -> bool:
+    """Test for states over all parameters, as LBFGS has them."""
+    held = [one.held for one in states.values() if isinstance(one.held, TensorRef) and one.held.shape]
+    return bool(held) and all(len(one.shape) == 1 and prod(one.shape) > prod(shape) for one in held)
+
+
 def _is_number(held: object) -> bool:
     return prod(held.shape) == 1 if isinstance(held, TensorRef) else is_counted(held)
 
@@ -418,18 +473,17 @@ def _sort(
     lead: Key,
 ) -> None:
     name, held = states
-    is_of_all = all(kinds[state] != "element" for state in held) and any(
-        isinstance(one.held, TensorRef) and prod(one.held.shape) > prod(shape) for one in held.values()
-    )
     mine = []
     for state, value in held.items():
-        kind = "other" if is_of_all else kinds[state]
+        kind = kinds[state]
         one = value.held
         if kind == "element" and isinstance(one, TensorRef):
             if prod(shape):
                 found.payload[*lead, name, state] = part.extent((*lead, name, state), one)
+            found.read.add(value.key)
             mine.append(state)
         elif kind == "number" and isinstance(one, TensorRef):
+            found.read.add(value.key)
             found.scalars.setdefault(state, {})[name] = part.read_scalar(value.key, one)
             found.scalar_extents.setdefault(state, {})[name] = part.extent(value.key, one)
         elif kind == "number" and is_counted(one):
@@ -443,14 +497,30 @@ def _sort(
 
 
 def state_dict_of(
-    groups: Sequence[tuple[tuple[str, ...], Mapping[str, object]]], states: Mapping[str, Mapping[str, object]]
+    groups: Sequence[tuple[tuple[str, ...], Mapping[str, object]]],
+    states: Mapping[str, Mapping[str, object]],
+    *,
+    is_named: bool = False,
 ) -> dict[str, object]:
     """The state dict of a torch optimizer.
 
-    groups: the names of each, and its hyper-parameters. states: values by parameter and state.
+    groups: the names of each, and its hyper-parameters. states: values by parameter and state. is_named: with the names
+    under a key that torch ignores.
     """
     number = {name: n for n, name in enumerate(name for names, _ in groups for name in names)}
-    return {
+    made: dict[str, object] = {
         "state": {n: dict(states[name]) for name, n in number.items() if states.get(name)},
         "param_groups": [{**hyper, _PARAMS: [number[name] for name in names]} for names, hyper in groups],
     }
+    return {**made, STATED: [list(names) for names, _ in groups]} if is_named else made
+
+
+def are_determined(model: object, optimizers: Mapping[str, object], groups: Sequence[tuple[str, ...]]) -> bool:
+    """Test whether a reader finds these names for a target's numbers."""
+    where = Path("target")
+    try:
+        named = named_tensors(Value(where, "", (), model))
+        made = named_optimizers([Value(where, "", (), one) for one in optimizers.values()], named)
+    except UcplError:
+        return False
+    return [names for one in made for names in one.groups] == [*groups]

@@ -106,6 +106,9 @@ class Format:
     file_format: ClassVar[str] = ""
     """The format under whose names its files can be opened as they are stored; none: its own."""
 
+    reads: ClassVar[tuple[str, ...]] = ()
+    """Arguments of a source's call that its reader takes. "order": an order of parameters, too."""
+
     # ---- code -----------------------------------------------------------------------------------------------------------
     def store(self) -> Framework:
         """The reader and writer of its files."""
@@ -165,10 +168,11 @@ class Format:
         """Classes that its files need and torch.load(weights_only=True) rejects."""
         return frozenset()
 
-    def open(self, path: Path, order: Order | None) -> Checkpoint:
+    def open(self, path: Path, order: Order | None, arguments: Mapping[str, object]) -> Checkpoint:
         """Read the headers of a checkpoint.
 
-        order: the parameters behind an optimizer's numbers, for files that do not name them. Raises: UcplError, exit 3.
+        order: the parameters behind an optimizer's numbers, for files that do not name them. arguments: those of the
+        source's call that `reads` lists. Raises: UcplError, exit 3.
         """
         return self.store().open(path)
 

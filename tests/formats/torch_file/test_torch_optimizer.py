@@ -1,4 +1,7 @@
-"""Names for the numbers of torch's optimizers, against the identities of the parameters in a job."""
+"""Names for the numbers of torch's optimizers.
+
+The truth is the identity of each parameter in the job.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A small model of torch: tied, frozen, with buffers and norms, and an optimizer in two groups."""
+"""A small model of torch and its optimizers.
+
+It has tied and frozen parameters, buffers, norms and two groups.
+"""
 
 from __future__ import annotations
 

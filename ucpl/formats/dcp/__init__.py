@@ -62,7 +62,7 @@ class DCPFormat(Format):
         return folders_in(root)
 
     def advice(self, source: Checkpoint, structure: Structure) -> tuple[str, ...]:
-        from ucpl.formats.dcp.hypers import advice
+        from ucpl.formats.optimizer_hypers import advice
 
         return advice(source, structure)
 

@@ -37,10 +37,10 @@ from ucpl.files.scalars import number_of
 from ucpl.files.torch_files import layout_archive
 from ucpl.files.values import Empty
 from ucpl.formats.dcp.folders import MODEL, OF_STEP, OPTIMIZER
-from ucpl.formats.dcp.hypers import completed
 from ucpl.formats.dcp.metadata import ENVELOPE, METADATA, Step
 from ucpl.formats.dcp.wrapped import wrapped_of
 from ucpl.formats.leaving import EMPTY, META, empty_tensors
+from ucpl.formats.optimizer_hypers import completed
 from ucpl.formats.torch_optimizer import EXTRA as OTHERS
 from ucpl.records import define
 

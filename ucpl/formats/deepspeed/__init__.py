@@ -76,7 +76,7 @@ class DeepSpeedFormat(Format):
 
         return KNOWN_GLOBALS
 
-    def open(self, path: Path, order: Order | None) -> Checkpoint:
+    def open(self, path: Path, order: Order | None, arguments: Mapping[str, object]) -> Checkpoint:
         from ucpl.formats.deepspeed.store import DeepSpeed as Store
 
         return Store().open(path, order)

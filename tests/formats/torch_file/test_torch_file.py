@@ -1,0 +1,209 @@
+"""Files of training scripts: read, written, and loaded by torch, which trains on."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ucpl
+from tests.formats.torch_file.test_torch_optimizer import OPTIMIZERS
+from tests.formats.torch_file.tiny import Tiny, adamw, built, train
+from ucpl.errors import UcplError
+from ucpl.formats.opening import open_checkpoint
+
+State = dict[str, Any]
+
+
+def save(path: Path, kind: str = "adamw") -> tuple[State, list[float]]:
+    """A file after two steps of training, and the losses of the next two."""
+    model = built()
+    optimizers = OPTIMIZERS[kind](model)
+    train(model, optimizers, 0, 2)
+    made: State = {"model": model.state_dict(), "epoch": 3, "best": torch.tensor([0.5, 0.25])}
+    made |= {"optimizer": optimizers[0].state_dict()} if len(optimizers) == 1 else {}
+    made |= {"optimizers": [one.state_dict() for one in optimizers]} if len(optimizers) > 1 else {}
+    torch.save(made, path)
+    saved: State = torch.load(path, weights_only=True)
+    return saved, train(model, optimizers, 2, 2)
+
+
+def resumed(held: State, kind: str = "adamw") -> list[float]:
+    """The losses of the next steps of a job that loads a file."""
+    model = built(seed=8)
+    optimizers = OPTIMIZERS[kind](model)
+    model.load_state_dict(held["model"], strict=True)
+    for one, state in zip(optimizers, held.get("optimizers") or [held["optimizer"]], strict=True):
+        one.load_state_dict(state)
+    return train(model, optimizers, 2, 2)
+
+
+def loaded(folder: Path, name: str = "checkpoint.pt") -> State:
+    with torch.serialization.safe_globals([Namespace]):
+        made: State = torch.load(folder / name, weights_only=True)
+    return made
+
+
+def refused(*args: Any, **kwargs: Any) -> Any:
+    with pytest.raises(UcplError) as caught:
+        ucpl.convert(*args, **kwargs)
+    return caught.value.diagnostics[0]
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_target_is_loaded_by_torch_and_trains_on(kind: str, tmp_path: Path) -> None:
+    _, losses = save(tmp_path / "one.pt", kind)
+    ucpl.convert(tmp_path / "one.pt", tmp_path / "out", "torch_file()")
+    held = loaded(tmp_path / "out")
+    assert resumed(held, kind) == losses
+    assert held["epoch"] == 3 and held["best"].tolist() == [0.5, 0.25]
+
+
+@pytest.mark.parametrize("via", ["dcp(fsdp=2)", "zero1(dp=2)", "zero3(dp=3)", "plain()"])
+@pytest.mark.parametrize("kind", ["adamw", "sgd", "muon and adamw"])
+def test_a_run_goes_to_another_framework_and_back(kind: str, via: str, tmp_path: Path) -> None:
+    _, losses = save(tmp_path / "one.pt", kind)
+    ucpl.convert(tmp_path / "one.pt", tmp_path / "there", via)
+    ucpl.convert(tmp_path / "there", tmp_path / "back", "torch_file()")
+    held = loaded(tmp_path / "back")
+    if kind == "muon and adamw" and via not in ("plain()", "dcp(fsdp=2)"):
+        return  # ZeRO's groups are those of one optimizer
+    assert resumed(held, kind) == losses
+    assert held["epoch"] == 3
+
+
+FORMS: dict[str, Callable[[State], State]] = {
+    "other keys": lambda s: {"state_dict": s["model"], "optimizer_state_dict": s["optimizer"], "args": Namespace(lr=1)},
+    "ddp": lambda s: {**s, "model": {f"module.{name}": one for name, one in s["model"].items()}},
+    "compiled": lambda s: {**s, "model": {f"_orig_mod.{name}": one for name, one in s["model"].items()}},
+    "ema": lambda s: {**s, "model_ema": {name: one.clone() for name, one in s["model"].items()}},
+    "deep": lambda s: {"state": {"model": s["model"], "optim": s["optimizer"]}, "step": 2},
+    "schedule": lambda s: {**s, "sched": {"last_epoch": 2, "_step_count": 3, "base_lrs": [0.1]}},
+}
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_has_the_state_of_the_plain_one(form: str, legacy: bool, tmp_path: Path) -> None:
+    made, losses = save(tmp_path / "plain.pt")
+    torch.save(FORMS[form](made), tmp_path / "one.pt", _use_new_zipfile_serialization=not legacy)
+    ucpl.convert(tmp_path / "plain.pt", tmp_path / "a", "plain()")
+    ucpl.convert(tmp_path / "one.pt", tmp_path / "b", "plain()")
+    a, b = (torch.load(tmp_path / name / "plain.pt", weights_only=True) for name in "ab")
+    assert a["params"].keys() == b["params"].keys() and a["aliases"] == b["aliases"]
+    for name, states in a["params"].items():
+        assert all(
+            torch.equal(torch.as_tensor(one), torch.as_tensor(b["params"][name][s])) for s, one in states.items()
+        )
+    ucpl.convert(tmp_path / "one.pt", tmp_path / "out", 'torch_file(model="model", optimizer="optimizer")')
+    assert resumed(loaded(tmp_path / "out")) == losses
+
+
+def test_a_schedule_and_averages_keep_their_keys(tmp_path: Path) -> None:
+    made, _ = save(tmp_path / "plain.pt")
+    whole = FORMS["schedule"](FORMS["ema"](made))
+    torch.save(whole, tmp_path / "one.pt")
+    ucpl.convert(tmp_path / "one.pt", tmp_path / "z", "zero1(dp=2)")
+    ucpl.convert(tmp_path / "one.pt", tmp_path / "out", "torch_file()")
+    held = loaded(tmp_path / "out")
+    assert held["sched"] == whole["sched"]
+    assert all(torch.equal(one, held["model_ema"][name]) for name, one in whole["model_ema"].items())
+    opened = open_checkpoint(tmp_path / "z")
+    assert opened.state.blobs["lr_scheduler"] == whole["sched"]
+
+
+def test_two_files_are_one_run(tmp_path: Path) -> None:
+    made, losses = save(tmp_path / "plain.pt")
+    (tmp_path / "save").mkdir()
+    torch.save(made["model"], tmp_path / "save" / "model.pt")
+    torch.save(made["optimizer"], tmp_path / "save" / "optimizer.pt")
+    ucpl.convert(tmp_path / "save", tmp_path / "z", "zero1(dp=2)")
+    ucpl.convert(tmp_path / "z", tmp_path / "out", "torch_file()")
+    assert resumed(loaded(tmp_path / "out")) == losses
+    to = 'torch_file(file="model.pt", model="", optimizer_file="opt.pt", optimizer="")'
+    ucpl.convert(tmp_path / "z", tmp_path / "two", to)
+    parts = {"model": loaded(tmp_path / "two", "model.pt"), "optimizer": loaded(tmp_path / "two", "opt.pt")}
+    assert resumed(parts) == losses
+
+
+def test_a_state_dict_alone_stays_one(tmp_path: Path) -> None:
+    state = built().state_dict()
+    torch.save(state, tmp_path / "one.pt")
+    ucpl.convert(tmp_path / "one.pt", tmp_path / "out", "torch_file()")
+    held = loaded(tmp_path / "out")
+    assert [*held] == [*state]
+    Tiny().load_state_dict(held, strict=True)
+    ucpl.convert(tmp_path / "one.pt", tmp_path / "wrapped", 'torch_file(wrap="module.")')
+    assert [*loaded(tmp_path / "wrapped")] == [f"module.{name}" for name in state]
+
+
+def test_one_of_several_models_is_chosen_by_its_key(tmp_path: Path) -> None:
+    models = {"generator": built(1), "discriminator": built(2)}
+    held: State = {name: one.state_dict() for name, one in models.items()}
+    for name, one in models.items():
+        optimizer = adamw(one)
+        train(one, [optimizer], 0, 1)
+        held[f"opt_{name[0]}"] = optimizer.state_dict()
+    torch.save(held, tmp_path / "one.pt")
+    one = refused(tmp_path / "one.pt", tmp_path / "no", "zero1(dp=2)")
+    assert one.code == "E447" and "generator" in one.message and 'optimizer="opt_g"' in one.remedy
+    layout = 'torch_file(model="discriminator", optimizer="opt_d")'
+    plan = ucpl.plan(layout, "torch_file()", checkpoint=tmp_path / "one.pt")
+    ucpl.save_plan(plan, tmp_path / "one.plan")
+    ucpl.apply(tmp_path / "one.plan", tmp_path / "one.pt", tmp_path / "out")
+    found = loaded(tmp_path / "out")
+    assert {*found} - {"ucpl"} == {*held}
+    for name in models:
+        assert all(torch.equal(one, found[name][key]) for key, one in held[name].items())
+    assert refused(tmp_path / "one.pt", tmp_path / "no", "plain()", layout='torch_file(model="none")').code == "E447"
+
+
+def test_an_order_names_the_numbers_that_shapes_leave_open(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3))
+    names = ["2.weight", "0.weight"]
+    optimizer = torch.optim.AdamW([dict(model.named_parameters())[name] for name in names])
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "one.pt")
+    (tmp_path / "names.json").write_text(json.dumps([names]))
+    assert refused(tmp_path / "one.pt", tmp_path / "no", "plain()").code == "E446"
+    ucpl.convert(tmp_path / "one.pt", tmp_path / "weights", "plain()", weights_alone=True)
+    layout = f'torch_file(order="{tmp_path}/names.json")'
+    ucpl.convert(tmp_path / "one.pt", tmp_path / "out", "torch_file()", layout=layout)
+    held = loaded(tmp_path / "out")
+    assert held["optimizer"]["ucpl_names"] == [names]
+    assert torch.equal(held["optimizer"]["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
+    optimizer.load_state_dict(held["optimizer"])
+    ucpl.convert(tmp_path / "out", tmp_path / "again", "plain()")  # its names are stated
+
+
+def test_states_of_other_forms_are_not_lost_in_silence(tmp_path: Path) -> None:
+    save(tmp_path / "one.pt", "adafactor")
+    one = refused(tmp_path / "one.pt", tmp_path / "no", "zero1(dp=2)")
+    assert one.code == "E448" and "--drop row_var" in one.remedy
+    ucpl.convert(tmp_path / "one.pt", tmp_path / "out", "zero1(dp=2)", drop=["row_var", "col_var"])
+    ucpl.convert(tmp_path / "one.pt", tmp_path / "weights", "zero1(dp=2)", weights_alone=True)
+
+
+def test_an_optimizer_alone_is_no_checkpoint(tmp_path: Path) -> None:
+    torch.save(adamw(built()).state_dict(), tmp_path / "optimizer.pt")
+    assert refused(tmp_path / "optimizer.pt", tmp_path / "no", "plain()").code == "E439"
+
+
+def test_tensors_without_elements_keep_their_places(tmp_path: Path) -> None:
+    model = nn.ParameterDict({"a": nn.Parameter(torch.ones(2, 3)), "b": nn.Parameter(torch.ones(0, 3))})
+    optimizer = torch.optim.AdamW(model.parameters())
+    (model["a"].sum() + model["b"].sum()).backward()
+    optimizer.step()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "one.pt")
+    ucpl.convert(tmp_path / "one.pt", tmp_path / "out", "torch_file()")
+    held = loaded(tmp_path / "out")
+    model.load_state_dict(held["model"], strict=True)
+    optimizer.load_state_dict(held["optimizer"])
+    assert optimizer.state_dict()["state"].keys() == {0, 1}

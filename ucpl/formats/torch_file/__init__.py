@@ -1,0 +1,53 @@
+"""One file of torch.save as training scripts write it: torch_file()."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ucpl.registry import Format
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from ucpl.files.checkpoint import Checkpoint, Framework, Order
+
+_LAYOUTS = 'one file of a training script is torch_file(): {"model": ..., "optimizer": ...}'
+
+
+class TorchFileFormat(Format):
+    name = "torch_file"
+    title = "a torch file"
+    place = 85
+    layouts = ("torch_file",)
+    hints = (
+        ("pt", _LAYOUTS),
+        ("state_dict", _LAYOUTS),
+    )
+    settings = ("file", "optimizer_file", "model", "optimizer", "scheduler", "wrap", "masters")
+    reads = ("order", "model", "optimizer", "wrap")
+    forms = ("torch",)
+    has_optimizer = True
+    has_client_state = True
+    has_plan_groups = True
+    has_groups_alone = True
+    has_names_of_modules = True
+    has_training_dtype = True
+
+    def store(self) -> Framework:
+        from ucpl.formats.torch_file.store import TorchFiles as Store
+
+        return Store()
+
+    def open(self, path: Path, order: Order | None, arguments: Mapping[str, object]) -> Checkpoint:
+        from ucpl.formats.torch_file.store import TorchFiles as Store
+
+        return Store().open(path, order, arguments)
+
+    def known_globals(self) -> frozenset[str]:
+        from ucpl.formats.torch_file.writing import VALUES
+
+        return VALUES
+
+
+FORMAT = TorchFileFormat()

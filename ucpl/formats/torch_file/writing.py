@@ -1,0 +1,263 @@
+"""The value tree of a target's file: state dicts and other values."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, MutableMapping
+from pathlib import Path, PurePosixPath
+
+from attrs import field
+
+from ucpl.errors import Label, fail
+from ucpl.extents import Scalar, StoredTensor, Structure, key_text
+from ucpl.files.carrying import Storages, by_place
+from ucpl.files.checkpoint import Checkpoint, Skeleton, SkeletonFile
+from ucpl.files.groups import has_groups_alone
+from ucpl.files.pickles import set_attributes, unsafe_globals
+from ucpl.files.plain_values import encode
+from ucpl.files.scalars import number_of
+from ucpl.files.values import Value
+from ucpl.formats.leaving import EMPTY, OPTIMIZERS, empty_tensors
+from ucpl.formats.leaving import EXTRA as MODULE_EXTRA
+from ucpl.formats.optimizer_hypers import completed
+from ucpl.formats.torch_dicts import dicts_of, is_average
+from ucpl.formats.torch_optimizer import EXTRA, are_determined, state_dict_of
+from ucpl.records import define
+
+__all__ = ["ENVELOPE", "MODEL", "NAME", "OPTIMIZER", "VALUES", "skeleton_of"]
+
+NAME = "torch_file"
+FILE = "checkpoint.pt"
+MODEL, OPTIMIZER = "model", "optimizer"  # first steps of keys in a layout, whatever the keys in the file are
+ENVELOPE = "ucpl"  # a key of the file: values of the run that training scripts do not have
+_SCHEDULE = "lr_scheduler"
+# Values that are written in other places, or describe the source's own files.
+_APART = frozenset((EMPTY, EXTRA, OPTIMIZERS, MODULE_EXTRA, _SCHEDULE, "module_names", "module_attributes"))
+# Classes of values that training scripts save next to state dicts.
+VALUES = frozenset(
+    (
+        "argparse.Namespace",
+        "pathlib.Path",
+        "pathlib.PosixPath",
+        "pathlib.PurePosixPath",
+        "numpy.dtype",
+        "numpy.ndarray",
+        *(
+            f"numpy.{module}.multiarray.{name}"
+            for module in ("core", "_core")
+            for name in ("_reconstruct", "scalar", "_frombuffer")
+        ),
+    )
+)
+# Counters of a run that training scripts keep, too.
+_COUNTED = ("global_steps", "global_samples", "skipped_steps")
+
+
+def skeleton_of(structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint) -> Skeleton:
+    """The file of a target, or its two files. Raises: UcplError E471."""
+    writer = _Writer(structure, targets, source)
+    return writer.skeleton()
+
+
+@define(eq=False)
+class _File:
+    """One file under construction."""
+
+    storages: Storages
+    tree: dict[object, object] = field(factory=dict)
+    storage_of: dict[int, str] = field(factory=dict)
+
+
+@define(eq=False)
+class _Writer:
+    structure: Structure
+    targets: tuple[StoredTensor, ...]
+    source: Checkpoint
+    files: dict[str, _File] = field(factory=dict)
+    weights: dict[str, object] = field(factory=dict)
+    states: dict[str, dict[str, object]] = field(factory=dict)
+
+    def text(self, name: str, default: str) -> str:
+        value = self.structure.settings.get(name)
+        return default if value is None else str(value)
+
+    @property
+    def name(self) -> str:
+        return self.text("file", FILE)
+
+    @property
+    def optimizer_name(self) -> str:
+        return self.text("optimizer_file", "") or self.name
+
+    @property
+    def is_bare(self) -> bool:
+        """True for a state dict alone, without a place for an optimizer."""
+        return not self.text("model", MODEL)
+
+    def file(self, name: str) -> _File:
+        if name not in self.files:
+            self.files[name] = _File(Storages(by_place(self.source.carried_extents.values())))
+        return self.files[name]
+
+    def skeleton(self) -> Skeleton:
+        self.tensors()
+        self.empty()
+        main = self.file(self.name)
+        model = self.model(main)
+        self.attributes(main, model)
+        if self.is_bare:
+            main.tree = model
+        else:
+            self.put(main, self.text("model", MODEL), model)
+        if not self.is_bare or self.optimizer_name != self.name:
+            self.optimizers(self.file(self.optimizer_name), model)
+        self.values(main)
+        made = tuple(
+            SkeletonFile(
+                path=name,
+                value=file.tree,
+                storage_of=file.storage_of,
+                carried=tuple(file.storages.carried),
+            )
+            for name, file in self.files.items()
+        )
+        unsafe = tuple(sorted({one for file in made for one in unsafe_globals(file.value)} - VALUES))
+        return Skeleton("", made, unsafe_globals=unsafe)
+
+    # ---- tensors ---------------------------------------------------------------------------------------------------
+
+    def tensors(self) -> None:
+        for i, target in enumerate(self.targets):
+            file = self.file(target.file)
+            made = file.storages.tensor(target.dtype, target.shape)
+            if target.numel:
+                file.storage_of[i] = made.storage.name
+            match tuple(map(str, target.key)):
+                case ("model", name):
+                    self.weights[name] = made
+                case ("optimizer", name, state):
+                    self.states.setdefault(name, {})[state] = made
+                case _:
+                    where = key_text(target.key)
+                    fail("E471", f"{NAME}() has no place for {where}", Label(target.file, where=where))
+
+    def empty(self) -> None:
+        """Tensors without elements, and the optimizer's states of them."""
+        main, optim = self.file(self.name).storages, self.file(self.optimizer_name).storages
+        for name, one in empty_tensors(self.source.state, self.source.root).items():
+            self.weights.setdefault(name, main.empty(one.dtype, one.shape))
+            held = {state: optim.empty(dtype, one.shape) for state, dtype in one.states.items()}
+            if held or one.numbers:
+                self.states.setdefault(name, {**held, **one.numbers})
+
+    def model(self, file: _File) -> OrderedDict[object, object]:
+        """The model's state dict in its order, with second names."""
+        blobs, aliases = self.source.state.blobs, self.structure.aliases
+        extra = blobs.get(MODULE_EXTRA)
+        held = dict(self.weights)
+        held |= {alias: held[owner] for alias, owner in aliases.items() if owner in held}
+        if isinstance(extra, dict):
+            held |= {str(name): file.storages.value(one) for name, one in extra.items()}
+        stated = blobs.get("module_names")
+        order = [name for name in stated if name in held] if isinstance(stated, list) else []
+        wrap = self.text("wrap", "")
+        return OrderedDict((wrap + name, held[name]) for name in dict.fromkeys((*order, *held)))
+
+    def attributes(self, file: _File, model: OrderedDict[object, object]) -> None:
+        """Attributes of the state dict: versions of its modules."""
+        held = self.source.state.blobs.get("module_attributes")
+        if isinstance(held, dict) and not self.text("wrap", ""):
+            set_attributes(model, file.storages.value(held))
+
+    # ---- optimizers ------------------------------------------------------------------------------------------------
+
+    @property
+    def has_optimizer(self) -> bool:
+        state = self.source.state
+        return bool(self.states or state.scalars or state.blobs.get(EXTRA)) or has_groups_alone(self.source)
+
+    def optimizers(self, file: _File, model: object) -> None:
+        """The state dict of an optimizer, or of several."""
+        if not self.has_optimizer:
+            return
+        self.numbers(file)
+        rows: dict[str, list[tuple[tuple[str, ...], Mapping[str, object]]]] = {}
+        groups, kept = self.source.state.groups, self.source.state.blobs.get(OPTIMIZERS)
+        words = [group.name.rpartition("/")[0] for group in groups]
+        if not any(words) and isinstance(kept, list) and len(kept) == len(groups):
+            words = [str(word) for word in kept]
+        for word, group in zip(words, groups, strict=True):
+            hyper = completed(self.source, self.structure, group.hyper, group.members)
+            rows.setdefault(word, []).append((group.every, file.storages.value(hyper)))
+        key = self.text("optimizer", OPTIMIZER if self.optimizer_name == self.name else "")
+        made = {word: state_dict_of(mine, self.states) for word, mine in rows.items()}
+        if not are_determined(model, made, [names for mine in rows.values() for names, _ in mine]):
+            made = {word: state_dict_of(mine, self.states, is_named=True) for word, mine in rows.items()}
+        if len(made) < 2 and not key:
+            self.put_all(file, next(iter(made.values()), {}).items())
+        elif len(made) < 2:
+            self.put(file, key, next(iter(made.values()), {}))
+        elif all(word.isdecimal() for word in made):
+            self.put(file, "optimizers" if key in ("", OPTIMIZER) else key, [made[w] for w in sorted(made, key=int)])
+        else:
+            for word, one in made.items():
+                self.put(file, word or key or OPTIMIZER, one)
+
+    def numbers(self, file: _File) -> None:
+        """Numbers of parameters, and states of other forms.
+
+        A number is a tensor if the source has a tensor.
+        """
+        for state, values in self.source.state.scalars.items():
+            for name, value in values.items():
+                extent = self.source.scalar_extents.get(state, {}).get(name)
+                is_tensor = isinstance(value, Scalar) and extent is not None
+                held = file.storages.extent(extent) if is_tensor and extent else number_of(value)
+                self.states.setdefault(name, {})[state] = held
+        extra = self.source.state.blobs.get(EXTRA)
+        for name, states in extra.items() if isinstance(extra, dict) else ():
+            self.states.setdefault(str(name), {}).update(file.storages.value(states))
+
+    # ---- values of the run -----------------------------------------------------------------------------------------
+
+    def values(self, main: _File) -> None:
+        state = self.source.state
+        top: dict[object, object] = dict(state.carried)
+        if _SCHEDULE in state.blobs:
+            top[self.text("scheduler", _SCHEDULE)] = state.blobs[_SCHEDULE]
+        top |= {key: state.blobs[key] for key in _COUNTED if key in state.blobs and key not in top}
+        rest = {key: value for key, value in state.blobs.items() if key not in (*_APART, *_COUNTED)}
+        envelope: dict[str, object] = {"blobs": encode(rest)} if rest else {}
+        others = dicts_of(Value(Path(self.name), self.name, (), state.carried))
+        if others.optimizers or not all(map(is_average, others.models)):
+            places = dicts_of(Value(Path(self.name), self.name, (), main.tree)).optimizers
+            envelope |= {"model": self.text("model", MODEL), "optimizer": ",".join(map(key_text, places))}
+        if envelope:
+            top[ENVELOPE] = envelope
+        for key, value in top.items():
+            if not self.is_bare:
+                self.put(main, key, main.storages.value(value))
+            elif self.optimizer_name != self.name:
+                name = f"{key}{PurePosixPath(self.name).suffix or '.pt'}"
+                file = self.file(name)
+                self.put_all(file, [("value", file.storages.value(value))])
+
+    def put_all(self, file: _File, items: Iterable[tuple[object, object]]) -> None:
+        for key, value in items:
+            self.put(file, key, value, is_path=False)
+
+    def put(self, file: _File, key: object, value: object, *, is_path: bool = True) -> None:
+        """Raises: UcplError E471 if two values have one key."""
+        steps: list[object] = [*key.split("/")] if isinstance(key, str) and is_path else [key]
+        here: object = file.tree
+        for step in steps[:-1]:
+            if isinstance(here, MutableMapping):
+                here = here.setdefault(step, {})
+        if not isinstance(here, MutableMapping) or steps[-1] in here:
+            fail(
+                "E471",
+                f"two values of the target have the key `{key}`",
+                Label(self.name, where=str(key)),
+                remedy=f"--drop '{key}' leaves out the value of the run, or {NAME}(model = ...) gives the model another key",
+            )
+        here[steps[-1]] = value
