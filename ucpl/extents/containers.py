@@ -87,6 +87,7 @@ class Kind:
     needs: tuple[str, ...]
     rules: tuple[CompanionRule, ...]
     chunks: bool = False
+    iterations: bool = False  # Megatron's
     universal: bool = False
     tag: str = ""
     client: str = ""
@@ -102,6 +103,8 @@ class Kind:
 
     def holds(self, of: Format) -> bool:
         """Test whether this kind can have shards of a format."""
+        if self.iterations:
+            return of.has_chunks and of.is_of_iterations
         if self.chunks:
             return of.has_chunks and of.has_names_of_modules
         return of.has_engine and (self.universal or not of.is_of_any_ranks)

@@ -44,7 +44,32 @@ OLMO = Kind(
         CompanionRule("config.json", "carry", "the run's configuration"),
     ),
 )
-KINDS: tuple[Kind, ...] = (TRAINER, ACCELERATE, LIGHTNING, OLMO)
+# NeMo 2 has an iteration in `weights`, and the configuration and the tokenizer in `context`. Megatron-Bridge has the state of
+# training next to its iterations, too. Source: nemo 2.7, lightning/io; megatron-bridge, training/utils/checkpoint_utils.py.
+NEMO = Kind(
+    name="nemo",
+    title="NeMo 2",
+    resumes_by="nemo.lightning",
+    marks=(),
+    needs=(),
+    tag="weights",
+    iterations=True,
+    rules=(CompanionRule("context/**", "carry", "the configuration of the run"),),
+)
+BRIDGE = Kind(
+    name="megatron_bridge",
+    title="Megatron-Bridge",
+    resumes_by="load_checkpoint of Megatron-Bridge",
+    marks=("latest_train_state.pt",),
+    needs=("latest_train_state.pt",),
+    iterations=True,
+    rules=(
+        CompanionRule("latest_train_state.pt", "carry", "the state of training"),
+        CompanionRule("iter_**", "leave", "another iteration"),
+        CompanionRule("latest_checkpointed_iteration.txt", "leave", "the target has its own"),
+    ),
+)
+KINDS: tuple[Kind, ...] = (TRAINER, ACCELERATE, LIGHTNING, OLMO, NEMO, BRIDGE)
 
 OWN = ("ucpl",)  # folders that a conversion writes itself
 POINTERS = ("latest", "latest_universal")  # which a conversion writes itself, too

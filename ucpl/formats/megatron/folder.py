@@ -14,9 +14,10 @@ from ucpl.errors import Label, fail
 from ucpl.files.texts import read_name
 from ucpl.records import frozen
 
-__all__ = ["TRACKER", "Step", "found", "has_tracker", "step_of"]
+__all__ = ["INNER", "TRACKER", "Step", "found", "has_tracker", "step_of"]
 
 TRACKER = "latest_checkpointed_iteration.txt"
+INNER = "weights"  # of NeMo 2: an iteration's folder, next to `context`
 _RELEASE = "release"
 _NUMBER = re.compile(r"[0-9]{1,12}")
 _FOLDER = re.compile(r"iter_[0-9]{7,12}|release")
@@ -44,6 +45,8 @@ def step_of(path: Path, holds: Callable[[Path], bool]) -> Step | None:
         return None
     if holds(path):
         return Step(path, path)
+    if holds(path / INNER):
+        return Step(path, path / INNER)
     tracker = path / TRACKER
     if not tracker.is_file():
         return None

@@ -59,6 +59,7 @@ __all__ = [
     "ITERATION",
     "KEPT",
     "OBJECTS",
+    "OF_ITERATION",
     "OPTIMIZER",
     "UNTRAINED",
     "VERSION",
@@ -72,6 +73,9 @@ COMMON, BACKEND = "common.pt", "metadata.json"
 INTEGRITY = "integrity.json"  # sums of the files, which `verify` checks and a target has anew
 BACKEND_BYTES_MAX = 1 << 16
 COMMON_STATE = "common_state/shard_0_1"
+# Files of Megatron-Bridge in an iteration, which its loader reads: carried as they are.
+OF_ITERATION = ("run_config.yaml", "train_state.pt", "modelopt_run_config.yaml")
+_OF_BRIDGE = "it is Megatron-Bridge's: a target of megatron_core() has it as it is, and other targets have not"
 OBJECTS = "sharded_objects"  # value of a run: `_extra_state` of modules, random states
 OPTIMIZER, CONTENT = "optimizer", "content_metadata"
 ITERATION, VERSION = "iteration", "checkpoint_version"
@@ -107,7 +111,8 @@ def opened(step: Step) -> Checkpoint:
         made = apart(made, _templates(stacks, {tensor.name: tensor.shape for tensor in made.state.tensors}))
     sums = [INTEGRITY] if (step.root / INTEGRITY).is_file() else []
     files = tuple(dict.fromkeys((*made.files, common.file, BACKEND, *sums)))
-    return evolve(made, top=step.top, tag=step.tag, files=files)
+    of_bridge = tuple(NotRead(name, _OF_BRIDGE) for name in OF_ITERATION if (step.root / name).is_file())
+    return evolve(made, top=step.top, tag=step.tag, files=files, not_read=(*made.not_read, *of_bridge))
 
 
 def _backend(root: Path) -> object:

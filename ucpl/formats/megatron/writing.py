@@ -16,9 +16,9 @@ from pathlib import Path
 from attrs import evolve, field
 
 from ucpl.errors import Label, fail
-from ucpl.extents import ParameterGroup, StorageRef, StoredTensor, Structure, TensorRef, size_of
+from ucpl.extents import Extent, ParameterGroup, StorageRef, StoredTensor, Structure, TensorRef, size_of
 from ucpl.files.carrying import Storages, strides
-from ucpl.files.checkpoint import Archive, Checkpoint, Skeleton, SkeletonFile
+from ucpl.files.checkpoint import Archive, Carried, Checkpoint, Skeleton, SkeletonFile
 from ucpl.files.groups import each_of
 from ucpl.files.pickles import unsafe_globals
 from ucpl.files.plain_values import encode
@@ -28,7 +28,7 @@ from ucpl.formats.dcp.writing import DCPWriter, address, whole_shapes
 from ucpl.formats.leaving import EMPTY
 from ucpl.formats.megatron.buckets_writing import PlacedChunks, placed
 from ucpl.formats.megatron.classes import KNOWN_GLOBALS
-from ucpl.formats.megatron.folder import TRACKER
+from ucpl.formats.megatron.folder import INNER, TRACKER
 from ucpl.formats.megatron.groups import STEP, by_rule, check_found_again, decays_norms, has_own_groups
 from ucpl.formats.megatron.homes import core_of
 from ucpl.formats.megatron.legacy_arguments import (
@@ -49,6 +49,7 @@ from ucpl.formats.megatron.reading import (
     ITERATION,
     KEPT,
     OBJECTS,
+    OF_ITERATION,
     OPTIMIZER,
     UNTRAINED,
     VERSION,
@@ -62,6 +63,7 @@ __all__ = ["CoreWriter", "skeleton"]
 Shape = tuple[int, ...]
 ARGUMENTS = "args"
 _ITERATION = re.compile(r"iter_[0-9]{7,12}|release")
+_WHOLE = "0"  # the storage of a file that is carried as it is
 _RANDOM, _WITHOUT_RANDOM = re.compile(r"rng_state/"), "no_save_rng"  # of the arguments: Megatron then looks for none
 BARE = "."  # a step that says: no tracker, and no folder of an iteration
 _KIND, _SHARDING = "distrib_optim_sharding_type", "param_state_sharding_type"
@@ -173,10 +175,21 @@ class CoreWriter(DCPWriter):
         common = self.common()
         ranks = self.of_ranks()
         backend = SkeletonFile(BACKEND, json.dumps(_BACKEND).encode(), "bytes")
-        files = (*ranks, SkeletonFile(METADATA, self.metadata(), "bytes"), common, backend)
+        files = (*ranks, SkeletonFile(METADATA, self.metadata(), "bytes"), common, backend, *self.of_iteration())
         held = [one.value for file in self.files.values() for one in file.archives] + [common.value]
         unsafe = tuple(sorted({name for value in held for name in unsafe_globals(value)} - KNOWN_GLOBALS))
         return self.in_step(tag, files, unsafe)
+
+    def of_iteration(self) -> Iterator[SkeletonFile]:
+        """Files of Megatron-Bridge in the source's iteration, as they are."""
+        if self.source.format != "megatron_core":
+            return
+        for name in OF_ITERATION:
+            path = self.source.root / name
+            if path.is_file():
+                size = path.stat().st_size
+                whole = Extent(name, (name,), "u8", (size,), (1,), 0, _WHOLE, 0, size)
+                yield SkeletonFile(name, size, form="whole", carried=(Carried(whole, _WHOLE),))
 
     def in_step(self, tag: str | None, files: tuple[SkeletonFile, ...], unsafe: tuple[str, ...]) -> Skeleton:
         """The iteration's folder, and the tracker next to it.
@@ -187,6 +200,8 @@ class CoreWriter(DCPWriter):
         sums = {f"{step}/{INTEGRITY}" if step else INTEGRITY: ""} if self.has_sums else {}
         if step is None:
             return Skeleton("", files, sums, unsafe_globals=unsafe)
+        if step == INNER:
+            return Skeleton(step, files, sums, unsafe_globals=unsafe)
         digits = step.removeprefix("iter_")
         number = str(int(digits)) if digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS_MAX else step
         return Skeleton(step, files, {TRACKER: number, **sums}, unsafe_globals=unsafe)
@@ -208,6 +223,8 @@ class CoreWriter(DCPWriter):
                 Label("<call>", where=f"step = {said[:40]!r}"),
                 remedy='step = "iter_0000100", "release", or "." for a folder without a tracker',
             )
+        if not said and self.source.root.name == INNER and self.source.root != self.source.top:
+            return INNER
         own = self.source.tag
         if said or (self.source.format.startswith("megatron") and (own is None or _ITERATION.fullmatch(own))):
             return said or own
