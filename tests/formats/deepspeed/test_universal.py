@@ -250,3 +250,22 @@ def test_a_target_that_a_source_has_no_place_for_by_now_is_refused() -> None:
     targets = (*plan.targets, evolve(one, key=("module", "gone.weight")))
     with pytest.raises(UcplError, match=r"E471: .*gone\.weight of mp_rank_00_model_states\.pt"):
         Universal().skeleton(plan.target, targets, opened, None)
+
+
+@pytest.mark.parametrize("target", ["universal()", "universal(stage = 3)"])
+def test_numbers_that_the_loader_cannot_read_are_refused(target: str, tmp_path: Path) -> None:
+    """NAdam's mu_product: at stages 1 and 2 each file but step.pt must have a dict, at stage 3 it is not requested."""
+    plain = tmp_path / "plain.pt"
+    ucpl.convert(DENSE / "z1_dp4", plain, "plain()")
+    held_in = torch.load(plain, weights_only=True)
+    for states in held_in["params"].values():
+        if "exp_avg" in states:
+            states["mu_product"] = torch.tensor(0.5)
+    torch.save(held_in, plain)
+    with pytest.raises(UcplError, match=r"E471: .*mu_product \(a number\)") as caught:
+        ucpl.convert(plain, tmp_path / "made", target)
+    assert "--drop" not in caught.value.diagnostics[0].remedy  # NAdam takes no step without it
+    ucpl.convert(plain, tmp_path / "kept", "zero1(dp = 2)")
+    ucpl.convert(tmp_path / "kept", tmp_path / "back", "plain()")
+    back = torch.load(tmp_path / "back" / "plain.pt", weights_only=True)["params"]
+    assert all(float(one["mu_product"]) == 0.5 for one in back.values() if "exp_avg" in one)

@@ -87,15 +87,21 @@ def _reject_states(structure: Structure, source: Checkpoint) -> None:
                 why.setdefault(state, _kind_of(value))
             elif isinstance(value, Scalar) and value.shape and (state != "step" or prod(value.shape) != 1):
                 why.setdefault(state, f"of another shape, {list(value.shape)}")
+            elif state != "step":
+                why.setdefault(state, _NUMBER)
     if why:
+        keeps = "zero1(...), zero2(...) or plain(), which keep every state"
+        is_needed = _NUMBER in why.values()  # an optimizer such as NAdam takes no step without its numbers
         fail(
             "E471",
             "DeepSpeed's loader requests a tensor of the parameter's shape from each file of a state, and other states are "
             + ", ".join(f"{state} ({reason})" for state, reason in why.items()),
             Label(str(source.root)),
-            remedy=f"leave them out: {' '.join(f'--drop {state}' for state in why)};"
-            " or zero1(...), zero2(...) or plain(), which keep every state",
+            remedy=keeps if is_needed else f"leave them out: {' '.join(f'--drop {s}' for s in why)}; or {keeps}",
         )
+
+
+_NUMBER = "a number"
 
 
 def _kind_of(value: object) -> str:
