@@ -121,8 +121,10 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
         "backbone.layers.mixer.in_proj.b": "l n_groups state_size hidden_size",
     }),
     "jamba": ("JambaForCausalLM", JAMBA, {
-        "model.layers.self_attn.k_proj.weight": "l[1.. by 3] g d hidden_size",
-        "model.layers.mamba.in_proj.x": "l[not 1.. by 3] inner hidden_size",
+        "model.layers.self_attn.k_proj.weight":
+            "l[config.attn_layer_offset.. by config.attn_layer_period] g d hidden_size",
+        "model.layers.mamba.in_proj.x":
+            "l[not config.attn_layer_offset.. by config.attn_layer_period] inner hidden_size",
     }),
     "bamba": ("BambaForCausalLM", BAMBA, {
         "model.layers.self_attn.q_proj.weight": "l[attn_layer_indices] n d hidden_size",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +14,9 @@ import ucpl
 from tests.formats.huggingface.folders import llama_config, llama_shapes, random_of, save
 from ucpl.inference import hf
 from ucpl.inference.hf import reading
-from ucpl.inference.hf.records import Version
+from ucpl.inference.hf.records import Config, Version
 from ucpl.inference.hf.splits import Split, split_of
-from ucpl.inference.hf.varying import numbers_of
+from ucpl.inference.hf.varying import few_experts, numbers_of, singles
 
 F = SimpleNamespace(linear=None)
 
@@ -105,3 +106,68 @@ def test_a_fused_pair_is_cut_inside_where_the_class_splits_it(tmp_path: Any, mon
             assert torch.equal(found[f"model.layers.{i}.mlp.wo.weight"], down)
             assert found[f"model.layers.{i}.attn.o_proj.weight"].shape == (36, 36), "its qkv is unknown, so not cut"
     assert "(gate: intermediate_size@chunk(tp) + up: intermediate_size@chunk(tp)) hidden_size" in text
+
+
+def test_numbers_that_keys_say_are_said_by_them_and_others_are_named(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for a class: products, sums, periods and lists, with one key changed at a time."""
+    own = {
+        "width": 6,
+        "copies": 2,
+        "extra": 3,
+        "image": 8,
+        "patch": 2,
+        "period": 2,
+        "shift": 1,
+        "num_layers": 7,
+        "odd": 5,
+    }
+
+    def shapes(c: dict[str, int]) -> dict[str, tuple[int, ...]]:
+        layers = range(c["num_layers"])
+        found: dict[str, tuple[int, ...]] = {f"layers.{i}.norm": (c["width"],) for i in layers}
+        found |= {f"layers.{i}.some": (c["width"],) for i in layers if i % c["period"] == c["shift"]}
+        found |= {
+            "shared": (c["copies"] * c["width"],),
+            "router": (c["extra"] + c["width"],),
+            "unknown": (c["odd"] ** 3,),
+        }
+        return found | {"positions": ((c["image"] // c["patch"]) ** 2 + 1,), "same": (11,)}
+
+    def version(changed: str, **values: int) -> Version:
+        numbers = {f"{k}_offset" if k == "shift" else k: v for k, v in (own | values).items()}
+        tensors = tuple(hf.FoundTensor(n, s, "f32") for n, s in shapes(own | values).items())
+        return Version(tensors, numbers, changed=changed)
+
+    several = [version(f"{k}_offset" if k == "shift" else k, **{k: n}) for k, n in (
+        ("width", 7), ("copies", 3), ("extra", 4), ("image", 16), ("patch", 4), ("period", 3), ("shift", 0), ("num_layers", 8),
+        ("odd", 7),
+    )]  # fmt: skip
+    monkeypatch.setattr(reading, "class_of", lambda *_, **__: hf.Class((version(""), *several)))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "odd"}))
+    lines = [" ".join(line.split()) for line in hf.import_hf(tmp_path / "config.json").splitlines()]
+    assert "layers.some : l[config.shift_offset.. by config.period] width" in lines
+    print("\n".join(lines))
+    assert "shared : copies width" in lines or "shared : width copies" in lines
+    assert "dim width_extra = config.width + config.extra" in lines
+    assert "positions : image_by_patch_squared_1" in lines and "same : n11" in lines
+    remarks = [line for line in lines if line.startswith("# ") and "follows" in line]
+    assert remarks == [
+        "# 125 (unknown) follows config.odd in a way that is unknown here: another config needs another number."
+    ]
+
+
+def test_each_number_of_a_config_is_changed_alone() -> None:
+    config: Config = {
+        "hidden_size": 8,
+        "pad_token_id": 3,
+        "deep": {"patch_size": 2},
+        "conv_dim": [4, 5],
+        "n_routed_experts": 64,
+    }
+    found = dict(singles(few_experts(config), {"more": 1}))
+    assert set(found) == {"hidden_size", "deep.patch_size", "conv_dim", "n_routed_experts", "more"}
+    assert found["hidden_size"][0]["hidden_size"] == 16 and found["deep.patch_size"][0]["deep"] == {"patch_size": 3}
+    assert found["conv_dim"][0] == few_experts(config) | {"conv_dim": [8, 10]}
+    assert few_experts(config)["n_routed_experts"] == 2, "many experts are many tensors"

@@ -22,7 +22,7 @@ from ucpl.inference.hf.folding import Form, form_of, joined
 from ucpl.inference.hf.offline import offline
 from ucpl.inference.hf.records import Config, FoundTensor, Version
 from ucpl.inference.hf.splits import Split, split_of
-from ucpl.inference.hf.varying import COUNTED, Other, lists_of, numbers_of, varied
+from ucpl.inference.hf.varying import COUNTED, Other, few_experts, lists_of, numbers_of, singles, varied
 from ucpl.records import frozen
 
 __all__ = ["Class", "ClassTensors", "built_of", "class_of", "saved_of"]
@@ -197,8 +197,26 @@ def _variations(library: _Library, config: Config, made: object) -> tuple[dict[s
                 out.append(Version(library.saved(model, config), numbers_of(other), lists_of(other)))
         except Exception:  # whatever a class does of numbers that it does not expect
             continue
-        return absent, out
-    return {}, []
+        return absent, [*out, *_singles(library, config, from_dict, absent)]
+    return {}, _singles(library, config, from_dict, {})
+
+
+def _singles(
+    library: _Library, config: Config, from_dict: Callable[[Config], object], absent: dict[str, int]
+) -> list[Version]:
+    """The class with one number changed at a time, as far as it accepts that."""
+    base = few_experts(config)
+    out = []
+    for path, tries in (("", [base] if base != config else []), *singles(base, absent)):
+        for other in tries:
+            try:
+                model = library.built(config, from_dict(other))
+                numbers = absent | numbers_of(other)
+                out.append(Version(library.saved(model, config), numbers, lists_of(other), path))
+            except Exception:  # as above
+                continue
+            break
+    return out
 
 
 def _absent(from_dict: object, config: Config, made: object, what: Other) -> dict[str, int]:

@@ -29,30 +29,32 @@ class Versions:
         for f in folded:
             for container, span in zip(f.containers, f.spans, strict=True):
                 own[container] = max(own.get(container, 0), span[-1] + 1)
+        if self._versions:  # these count layers that are not folded, too
+            all_ = _lengths(_by_form(facts.tensors))
+            own = {container: max(n, all_.get(container, 0)) for container, n in own.items()}
         self._lengths = [own, *map(_lengths, self._versions)]
         self._behind = facts.behind
 
     def shape(self, f: Folded) -> tuple[Vector, ...] | None:
-        """The sizes of each axis, or None without the tensor."""
+        """The sizes of each axis, or None if the tensor has other axes in a version."""
         form, numbers = form_of(f.sample)
         shapes = [f.first.shape]
+        lacking = (0,) * len(f.first.shape)
         for version in self._versions:
             same = version.get(form)
             if same is None:
-                return None
+                shapes.append(lacking)
+                continue
             found = set(same.shapes.values())
             shape = found.pop() if len(found) == 1 else same.shapes.get(numbers)
-            if shape is None or len(shape) != len(shapes[0]):
+            if shape is not None and len(shape) != len(shapes[0]):
                 return None
-            shapes.append(shape)
+            shapes.append(shape or lacking)
         return tuple(zip(*shapes, strict=True))
 
     def length(self, container: str) -> Vector:
-        """The length of a container in each version.
-
-        A version that lacks it has the length of the first.
-        """
-        return tuple(lengths.get(container, self._lengths[0][container]) for lengths in self._lengths)
+        """The length of a container in each version."""
+        return tuple(lengths.get(container, 0) for lengths in self._lengths)
 
     def counted(self, container: str) -> Vector:
         """The class's own length of a container, without layers behind the last."""

@@ -10,11 +10,11 @@ from ucpl.inference.hf.splits import Split
 from ucpl.records import frozen
 from ucpl.texts import Json
 
-__all__ = ["MTP", "Behind", "Config", "ModelFacts", "FoundTensor", "Vector", "Version", "identifier"]
+__all__ = ["MTP", "Behind", "Config", "ModelFacts", "FoundTensor", "Vector", "Version", "agrees", "identifier", "moves"]
 
 Config = dict[str, Json]
 MTP = "num_nextn_predict_layers"
-Vector = tuple[int, ...]  # one size, in each version
+Vector = tuple[int, ...]  # one size in each version; 0: the version lacks the tensor
 
 
 @frozen
@@ -39,6 +39,7 @@ class Version:
     tensors: tuple[FoundTensor, ...]
     numbers: dict[str, int] = field(factory=dict)
     lists: dict[str, list[Json]] = field(factory=dict)
+    changed: str = ""  # the one key that differs from the version before the first such; "" where several do
 
 
 @frozen
@@ -87,6 +88,16 @@ class ModelFacts:
     origin: str = "headers of its files"
     behind: Behind | None = None
     splits: dict[str, Split] = field(factory=dict)  # of fused tensors, by the name with * for numbers
+
+
+def agrees(seen: Vector, made: Vector) -> bool:
+    """True if a size follows in every version that has the tensor."""
+    return all(v in (0, m) for v, m in zip(seen, made, strict=True))
+
+
+def moves(vector: Vector) -> bool:
+    """True if a size differs between versions."""
+    return len({*vector} - {0}) > 1
 
 
 def identifier(text: str) -> str:

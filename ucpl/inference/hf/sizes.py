@@ -6,14 +6,14 @@ The size follows them in every version of the class.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from itertools import combinations_with_replacement, product
+from collections.abc import Callable, Iterator
+from itertools import combinations_with_replacement, permutations, product
 from math import prod
 
 from attrs import evolve, field
 
 from ucpl.inference.hf.recipes import Parts
-from ucpl.inference.hf.records import ModelFacts, Vector
+from ucpl.inference.hf.records import ModelFacts, Vector, agrees, moves
 from ucpl.inference.hf.splits import Split
 from ucpl.inference.hf.varying import COUNTS, EXPERTS, HEADS, WIDTH
 from ucpl.records import define, frozen
@@ -41,6 +41,7 @@ _SHORT = {
 _CUT = {"heads": "equal", "groups": "equal", "linear_keys": "equal", "ssm_heads": "equal", "ssm_groups": "equal"}
 _CUT |= {"ffn": "chunk", "vocab": "chunk", "inner": "chunk"}
 _FACTORS = (2, 3, 4)
+_SHARED = re.compile(r"^(n|num)_shared_experts$")
 _ATTENTION = re.compile(r"att", re.IGNORECASE)
 _TRIES_MAX = 2_000  # of one axis
 
@@ -102,9 +103,9 @@ class SizeSolver:
             found = self._solved(((role, ""),), vector, name)
             if found is not None:
                 return found[0]
-        if not self.is_told or len(set(vector)) == 1:
+        if not self.is_told or not moves(vector):
             return None
-        return min(self._following(vector), key=lambda sizes: -_likeness(name, sizes), default=None)
+        return min(self._following(vector), key=lambda sizes: -_likeness(name, sizes), default=self.expressed(vector))
 
     def stacked(self, vector: Vector, recipe: Parts, name: str) -> Stacked | None:
         """The parts of a fused axis, if their sizes always add up."""
@@ -140,8 +141,11 @@ class SizeSolver:
         """
         wanted = EXPERTS if "expert" in container.rpartition(".")[2] else COUNTS
         keys = [k for k in self.keys if wanted.search(_last(k))]
-        found = [k for k in keys if self.keys[k] == vector]
-        moved = self.is_told and len(set(vector)) > 1
+        found = [k for k in keys if agrees(vector, self.keys[k])]
+        moved = self.is_told and moves(vector)
+        if moved and not found:
+            (one,) = self.expressed(vector) or (None,)
+            return one
         if len(found) > 1 and not moved:
             best = max(_likeness(container, (self.of_key(k),)) for k in found)
             found = [k for k in found if best and _likeness(container, (self.of_key(k),)) == best]
@@ -175,7 +179,7 @@ class SizeSolver:
         for choice in product(*choices):
             meant = dict(zip(roles, choice, strict=True))
             sizes = [tuple(meant[r] for r in term) for term, _ in terms]
-            if all(sum(prod(s.vector[i] for s in term) for term in sizes) == v for i, v in enumerate(vector)):
+            if all(not v or sum(prod(s.vector[i] for s in term) for term in sizes) == v for i, v in enumerate(vector)):
                 return sizes
         return None
 
@@ -204,6 +208,7 @@ class SizeSolver:
             case "qk":
                 yield from self._sums("qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim")
             case "ffn":
+                yield from self._shared(role)
                 yield from (_times(4, self.of_key(k), "f", "chunk") for k in self.keys if WIDTH.search(_last(k)))
             case "inner":
                 yield from self._expanded()
@@ -212,19 +217,27 @@ class SizeSolver:
             case "linear_ratio":
                 yield from self._ratios("linear_num_value_heads", "linear_num_key_heads", "linear_r")
 
+    def _shared(self, role: str) -> Iterator[DimSize]:
+        """The inner width of several shared experts, which are one module."""
+        widths = [self.of_key(k) for k in self.keys if _PLAIN[role].search(_last(k))]
+        for shared in (self.of_key(k) for k in self.keys if _SHARED.search(_last(k))):
+            for width in widths:
+                if width.key.rpartition(".")[0] == shared.key.rpartition(".")[0]:
+                    yield _product(f"shared_{width.name}", shared, width, _CUT[role])
+
     def _quotients(self) -> Iterator[DimSize]:
         """The width of a head: the model's width over its heads."""
         for width in self.role("width"):
             for heads in self.role("heads"):
                 same_level = width.key.rpartition(".")[0] == heads.key.rpartition(".")[0]
-                if same_level and all(w % n == 0 for w, n in zip(width.vector, heads.vector, strict=True)):
+                if same_level and width.vector[0] % heads.vector[0] == 0:
                     yield _over(
                         width, heads, heads.name[:-1] + "d" if heads.name.endswith("n") else f"{heads.name}_width"
                     )
 
     def _ratios(self, above: str, below: str, name: str) -> Iterator[DimSize]:
         for a, b in product(self.role(f"={above}"), self.role(f"={below}")):
-            if all(x % y == 0 for x, y in zip(a.vector, b.vector, strict=True)):
+            if a.vector[0] % b.vector[0] == 0:
                 yield _over(a, b, name)
 
     def _sums(self, a: str, b: str, name: str) -> Iterator[DimSize]:
@@ -254,7 +267,35 @@ class SizeSolver:
                 known = self._known.setdefault(key, [])
                 if not known or len(known[0]) == len(sizes):
                     known.append(sizes)
-        return self._known.get(vector, [])
+        if 0 not in vector:
+            return self._known.get(vector, [])
+        found = [sizes for key, several in self._known.items() if agrees(vector, key) for sizes in several]
+        return [sizes for sizes in found if len(sizes) == min(map(len, found))]
+
+    # ---- by the keys that move a size ----------------------------------------------------------------------------
+
+    def movers(self, vector: Vector) -> list[str]:
+        """The keys that change a size when each alone changes."""
+        versions = self.facts.variations
+        first = next((i for i, v in enumerate(versions) if v.changed), len(versions))
+        base = first if first and not versions[first - 1].changed and self._is_base(first - 1) else 0
+        return [v.changed for v, n in zip(versions, vector[1:], strict=True) if v.changed and n and n != vector[base]]
+
+    def _is_base(self, number: int) -> bool:
+        """True if a version differs from the config in the number of experts alone."""
+        own, other = self.facts.numbers, self.facts.variations[number].numbers
+        return all(other.get(key) == n for key, n in own.items() if not EXPERTS.search(_last(key)))
+
+    def expressed(self, vector: Vector) -> tuple[DimSize] | None:
+        """A size as an expression of the one, two or three keys that move it."""
+        keys = self.movers(vector)
+        if not 0 < len(keys) <= _MOVERS_MAX or not all(k in self.keys for k in keys):
+            return None
+        for order in permutations([self.of_key(k) for k in keys]):
+            for size in _EXPRESSED[len(order)](*order):
+                if agrees(vector, size.vector):
+                    return (size,)
+        return None
 
     def _simple(self) -> Iterator[tuple[DimSize, ...]]:
         named = [
@@ -274,6 +315,54 @@ class SizeSolver:
         for a, b in combinations_with_replacement(singles, 2):
             if a is not b and a.key.rpartition(".")[0] == b.key.rpartition(".")[0]:
                 yield (a, b)
+
+
+def _of_one(a: DimSize) -> Iterator[DimSize]:
+    for n in (2, 3, 4, 8, 16):
+        yield _times(n, a, f"{a.name}_x{n}", None)
+    for n in (2, 4, 8):
+        yield _made(f"{a.name}_by_{n}", f"{a.text} / {n}", [v // n for v in a.vector], a)
+    for n in (1, 2):
+        yield _made(f"{a.name}_{n}", f"{a.text} + {n}", [v + n for v in a.vector], a)
+        yield _made(f"{a.name}_less_{n}", f"{a.text} - {n}", [v - n for v in a.vector], a)
+    yield _made(f"{a.name}_squared", f"{a.text} * {a.text}", [v * v for v in a.vector], a)
+
+
+def _of_two(a: DimSize, b: DimSize) -> Iterator[DimSize]:
+    both = list(zip(a.vector, b.vector, strict=True))
+    name = f"{a.name}_{b.name}"
+    for n in (1, 2, 3, 4):
+        yield _made(name, f"{f'{n} * ' if n > 1 else ''}{a.text} * {b.text}", [n * x * y for x, y in both], a)
+    yield _made(f"{name}_squared", f"{a.text} * {b.text} * {b.text}", [x * y * y for x, y in both], a)
+    yield _made(name, f"{a.text} + {b.text}", [x + y for x, y in both], a)
+    yield _made(f"{a.name}_less_{b.name}", f"{a.text} - {b.text}", [x - y for x, y in both], a)
+    if not all(v for v in b.vector):
+        return
+    whole = f"({a.text} - {a.text} % {b.text})" if a.vector[0] % b.vector[0] else a.text
+    over, ratio = [x // y for x, y in both], f"{whole} / {b.text}"
+    for more, text in ((0, ""), (1, " + 1"), (2, " + 2")):
+        end = f"_{more}" if more else ""
+        yield _made(f"{a.name}_by_{b.name}{end}", f"{ratio}{text}", [n + more for n in over], a)
+        squared = f"({ratio}) * ({ratio}){text}"
+        yield _made(f"{a.name}_by_{b.name}_squared{end}", squared, [n * n + more for n in over], a)
+
+
+def _of_three(a: DimSize, b: DimSize, c: DimSize) -> Iterator[DimSize]:
+    all_ = list(zip(a.vector, b.vector, c.vector, strict=True))
+    name = f"{a.name}_{b.name}_{c.name}"
+    yield _made(name, f"{a.text} * {b.text} * {c.text}", [x * y * z for x, y, z in all_], a)
+    yield _made(name, f"{a.text} * {b.text} * {c.text} * {c.text}", [x * y * z * z for x, y, z in all_], a)
+    yield _made(name, f"{a.text} + {b.text} + {c.text}", [x + y + z for x, y, z in all_], a)
+    yield _made(name, f"{a.text} * {b.text} + {c.text}", [x * y + z for x, y, z in all_], a)
+    yield _made(name, f"{a.text} * ({b.text} + {c.text})", [x * (y + z) for x, y, z in all_], a)
+
+
+_EXPRESSED: dict[int, Callable[..., Iterator[DimSize]]] = {1: _of_one, 2: _of_two, 3: _of_three}
+_MOVERS_MAX = max(_EXPRESSED)
+
+
+def _made(name: str, text: str, vector: list[int], of: DimSize) -> DimSize:
+    return DimSize(name, text, tuple(vector), of.key)
 
 
 def _last(path: str) -> str:

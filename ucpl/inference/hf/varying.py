@@ -16,7 +16,19 @@ from ucpl.inference.hf.records import Config
 from ucpl.records import frozen
 from ucpl.texts import Json
 
-__all__ = ["COUNTED", "COUNTS", "EXPERTS", "HEADS", "WIDTH", "Other", "lists_of", "numbers_of", "varied"]
+__all__ = [
+    "COUNTED",
+    "COUNTS",
+    "EXPERTS",
+    "HEADS",
+    "WIDTH",
+    "Other",
+    "few_experts",
+    "lists_of",
+    "numbers_of",
+    "singles",
+    "varied",
+]
 
 HEADS = re.compile(r"^(num_(attention_)?heads|n_heads?|(encoder|decoder)_attention_heads|mamba_n(um)?_heads)$")
 WIDTH = re.compile(r"^(hidden_size|d_model|n_embd|embed_dim|hidden_dim|dim|dec_hidden_size)$")
@@ -33,6 +45,10 @@ _SIZES = re.compile(
     r"size|dim|embd|inner|rank|width|channel|d_model|d_ff|d_kv|d_state|d_conv|d_head|kernel|state|bins|position|buckets"
 )
 _NO_SIZES = re.compile(r"token|_id$|_idx$|index|image_size|block_size|chunk|patch|vision_feature|top_?k|per_tok|window")
+_NAMES = re.compile(
+    r"token|_id$|_ids$|_idx$|seed|beams|indices|per_tok|top_?k|^linear_num_"
+)  # no sizes, or only two together
+_EXPERTS_MAX = 16
 _DEPTH_MAX = 8  # of configs inside a config
 _COUNT_MAX = 400  # layers: a class of more is built again with as many
 
@@ -53,7 +69,7 @@ def numbers_of(config: Config, prefix: str = "") -> dict[str, int]:
             continue
         if isinstance(value, dict) and prefix.count(".") < _DEPTH_MAX:
             out |= numbers_of(value, f"{prefix}{key}.")
-        elif isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        elif isinstance(value, int) and not isinstance(value, bool) and (value > 0 or (not value and "offset" in key)):
             out[prefix + key] = value
     return out
 
@@ -86,7 +102,7 @@ def varied(config: Config, absent: dict[str, int], seed: int, what: Other) -> Co
     primes = islice(_primes(), seed, None)
     out = deepcopy(config)
     for prefix, level in levels.items():
-        lists = {len(v) for v in _at(config, prefix).values() if isinstance(v, list)}
+        lists = _lengths(config, prefix)
         for key, value in _sizes(level, primes, seed).items():
             _set(out, prefix, key, value)
         if what.counts:
@@ -100,6 +116,56 @@ def varied(config: Config, absent: dict[str, int], seed: int, what: Other) -> Co
                 items, seed + 1, [n for k, n in place.items() if COUNTS.search(k) and isinstance(n, int)]
             )
     return out
+
+
+def singles(config: Config, absent: dict[str, int]) -> Iterator[tuple[str, list[Config]]]:
+    """For each number of a config: its path, and configs that differ in it alone, the likelier valid first.
+
+    A class may reject some. A list of whole numbers counts as one number.
+    """
+    numbers = numbers_of(config) | absent
+    for path, value in numbers.items():
+        prefix, _, key = path.rpartition(".")
+        lists = _lengths(config, prefix)
+        if _NAMES.search(key) or (COUNTS.search(key) and (value in lists or value > _COUNT_MAX)):
+            continue
+        is_divided = WIDTH.search(key) or HEADS.search(key) or _GROUPS.search(key) or "image" in key
+        tries = (2 * value, 3 * value, value + 1) if is_divided else (value + 1, 2 * value, value + 2, value - 1)
+        yield path, [_changed(config, path, n) for n in dict.fromkeys(tries) if n > 0 or "offset" in key]
+    for path, items in _lists(config):
+        yield path, [_changed(config, path, [2 * n for n in items]), _changed(config, path, [n + 1 for n in items])]
+
+
+def few_experts(config: Config) -> Config:
+    """The config with few experts: each of many is a tensor in every layer."""
+    out = deepcopy(config)
+    for path, value in numbers_of(config).items():
+        prefix, _, key = path.rpartition(".")
+        if EXPERTS.search(key) and value > _EXPERTS_MAX:
+            _set(out, prefix, key, _experts(numbers_of(_at(config, prefix)), 0))
+    return out
+
+
+def _lengths(config: Config, prefix: str) -> set[int]:
+    """Lengths of lists with an item per layer."""
+    level = _at(config, prefix)
+    return {len(v) for k, v in level.items() if isinstance(v, list) and _LAYERS.search(k)}
+
+
+def _changed(config: Config, path: str, value: Json) -> Config:
+    out = deepcopy(config)
+    prefix, _, key = path.rpartition(".")
+    _set(out, prefix, key, value)
+    return out
+
+
+def _lists(config: Config, prefix: str = "") -> Iterator[tuple[str, list[int]]]:
+    for key, value in config.items():
+        if isinstance(value, dict) and prefix.count(".") < _DEPTH_MAX:
+            yield from _lists(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and value and all(type(n) is int and n > 0 for n in value):
+            if not (_LAYERS.search(key) or _NAMES.search(key)):
+                yield prefix + key, [n for n in value if isinstance(n, int)]
 
 
 def _turned(items: list[Json], by: int, counts: list[int]) -> list[Json]:
@@ -136,14 +202,19 @@ def _sizes(level: dict[str, int], primes: Iterator[int], seed: int) -> dict[str,
         if WIDTH.search(key):
             out[key] = 8 * heads * next(primes)
         elif EXPERTS.search(key):
-            groups = level.get("n_group", 1)
-            least = max(level.get("num_experts_per_tok", 1), level.get("moe_topk", 1))
-            out[key] = groups * (ceil(least / groups) + 1 + seed)  # few: each is a tensor
+            out[key] = _experts(level, seed)
         elif key in ("expand", "mamba_expand"):
             out[key] = value + 1 + seed
         elif _SIZES.search(key):
             out[key] = value + 8 * next(primes)
     return out | _expanded(level, out)
+
+
+def _experts(level: dict[str, int], seed: int) -> int:
+    """A small number of experts that the router accepts."""
+    groups = level.get("n_group", 1)
+    least = max(level.get("num_experts_per_tok", 1), level.get("moe_topk", 1))
+    return groups * (ceil(least / groups) + 1 + seed)
 
 
 def _expanded(level: dict[str, int], out: dict[str, int]) -> dict[str, int]:
@@ -168,7 +239,7 @@ def _at(config: Config, prefix: str) -> Config:
     return value if isinstance(value, dict) else {}
 
 
-def _set(config: Config, prefix: str, key: str, value: int) -> None:
+def _set(config: Config, prefix: str, key: str, value: Json) -> None:
     level = config
     for part in prefix.split(".") if prefix else ():
         inner = level.setdefault(part, {})

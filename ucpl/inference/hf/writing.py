@@ -15,7 +15,7 @@ from ucpl.inference.hf.matching import Versions
 from ucpl.inference.hf.pair_text import PairText
 from ucpl.inference.hf.quantised import GROUP, Pair, Whole, grains_of, notes_of, pairs_of, whole_of
 from ucpl.inference.hf.recipes import parts_of, roles_of
-from ucpl.inference.hf.records import ModelFacts, Vector, identifier
+from ucpl.inference.hf.records import ModelFacts, Vector, agrees, identifier, moves
 from ucpl.inference.hf.sizes import Axis, DimSize, SizeSolver, Stacked
 from ucpl.inference.hf.varying import numbers_of
 from ucpl.language import format_text, nodes
@@ -97,6 +97,7 @@ class _Writer:
     dims: dict[str, str] = field(factory=dict)  # name -> its expression
     counts: dict[str, str] = field(factory=dict)  # container -> dim
     said: list[str] = field(factory=list)
+    frozen: dict[tuple[int, str], str] = field(factory=dict)  # (number, keys that move it) -> a tensor
     models: set[str] = field(init=False)
     pairs: dict[Form, tuple[Pair, list[Whole | None]]] = field(init=False)  # by the pattern of either tensor
     grains: dict[str, int] = field(init=False)
@@ -137,7 +138,10 @@ class _Writer:
     def page(self, model: str, dtype: str, found: _Lines, names: dict[str, str]) -> str:
         what = self.facts.origin
         lines = ["ucpl 1", "", f"# Written by `ucpl import hf`, from {what}: a first spec, to be read and corrected."]
-        lines += [_remark(note) for note in (*self.facts.notes, *self.said, *notes_of(self.facts, bool(self.pairs)))]
+        lines += [
+            _remark(note)
+            for note in (*self.facts.notes, *self.said, *self.numbers(), *notes_of(self.facts, bool(self.pairs)))
+        ]
         if self.facts.behind is not None:
             lines += [_remark(self.facts.behind.note), "", f"let mtp = {self.facts.behind.value}"]
         lines += ["", f"model {model} {{"]
@@ -264,7 +268,9 @@ class _Writer:
                 continue
             mine = self.vector(f, i)
             for many in (2, 3):
-                if len(mine) == len(vector) and all(a == many * b for a, b in zip(mine, vector, strict=True)):
+                if len(mine) == len(vector) and agrees(
+                    mine, tuple(many * b or a for a, b in zip(mine, vector, strict=True))
+                ):
                     return many
         return None
 
@@ -378,12 +384,26 @@ class _Writer:
     def unexplained(self, name: str, size: int, vector: Vector) -> None:
         """Report a number that equals a key's, or that follows some key."""
         if self.sizes.is_told:
-            if len(set(vector)) > 1:
-                self.say(f"{name}: {size} follows the config, but is no product of its keys.")
+            if moves(vector):
+                keys = [f"config.{k}" for k in self.sizes.movers(vector)]
+                self.frozen.setdefault((size, ", ".join(keys)), name)
             return
         keys = [f"config.{k}" for k, n in numbers_of(self.facts.config).items() if n == size and n > 1]
         if keys:
             self.say(f"{size} is {', '.join(keys)}: whether a dim is one of them, the author knows.")
+
+    def numbers(self) -> list[str]:
+        """Numbers of the text that another config changes: each with the keys that it follows."""
+        kinds = [
+            f"{container}: config.{key} also changes the layers that have a tensor, and the text may not follow it."
+            for container, keys in self.kinds.notes.items()
+            for key in keys
+        ]
+        return kinds + [
+            f"{number} ({name}) follows {keys or 'several keys'} in a way that is unknown here: another config needs"
+            " another number."
+            for (number, keys), name in self.frozen.items()
+        ]
 
     def say(self, note: str) -> None:
         if note not in self.said:
@@ -428,6 +448,9 @@ class _Writer:
                 continue
             behind = self.facts.behind
             text = found.text if found is not None else str(vector[0])
+            if found is None and self.sizes.is_told and moves(vector):
+                keys = [f"config.{k}" for k in self.sizes.movers(vector)]
+                self.frozen.setdefault((vector[0], ", ".join(keys)), f"{container}.*")
             text += " + mtp" if behind is not None and behind.container == container else ""
             name = self.dim(DimSize(short, text, vector), used).name
             self.counts[container] = name
