@@ -516,3 +516,104 @@ def test_nothing_heavy_is_imported_where_no_class_is_named(tmp_path):
         [sys.executable, "-c", code, str(tmp_path / "s")], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["False"]
+
+
+OWN = """ucpl 1
+model mine {
+  dim l = config.num_hidden_layers, h = config.hidden_size, n = config.num_attention_heads, d = config.head_dim
+  dim f = config.intermediate_size, v = config.vocab_size
+  tok : v h
+  one : l h
+  a   : l n d h
+  b   : l n d h
+  c   : l n d h
+  back : l h n d
+  two : l h
+  g   : l f h
+  u   : l f h
+  down : l h f
+  end : h
+  top : v h
+}
+layout ranks(tp = 3) of mine {
+  framework torch()
+  mesh tp
+  file weights = torch "rank_{tp}.pt"
+  tok     = v@chunk(tp) h                          as "tok"
+  one[l]  = h                                      as "{l}.one"
+  abc[l]  = (a: n@tp d + b: n@tp d + c: n@tp d) h  as "{l}.abc"
+  back[l] = h (n@tp d)                             as "{l}.back"
+  two[l]  = h                                      as "{l}.two"
+  gu[l]   = (g: f@chunk(tp) + u: f@chunk(tp)) h    as "{l}.gu"
+  down[l] = h f@chunk(tp)                          as "{l}.down"
+  end     = h                                      as "end"
+  top     = v@chunk(tp) h                          as "top"
+}
+layout folder(shard = "5GB") of mine {
+  framework huggingface(shard = shard)
+  file weights = safetensors "model.safetensors"
+  tok     = v h     as "model.embed_tokens.weight"
+  one[l]  = h       as "model.layers.{l}.input_layernorm.weight"
+  a[l]    = (n d) h as "model.layers.{l}.self_attn.q_proj.weight"
+  b[l]    = (n d) h as "model.layers.{l}.self_attn.k_proj.weight"
+  c[l]    = (n d) h as "model.layers.{l}.self_attn.v_proj.weight"
+  back[l] = h (n d) as "model.layers.{l}.self_attn.o_proj.weight"
+  two[l]  = h       as "model.layers.{l}.post_attention_layernorm.weight"
+  g[l]    = f h     as "model.layers.{l}.mlp.gate_proj.weight"
+  u[l]    = f h     as "model.layers.{l}.mlp.up_proj.weight"
+  down[l] = h f     as "model.layers.{l}.mlp.down_proj.weight"
+  end     = h       as "model.norm.weight"
+  top     = v h     as "lm_head.weight"
+}
+"""
+
+
+def own_ranks(folder: Path, out: Path, ranks: int = 3) -> Path:
+    """Files of ranks, cut by torch."""
+    full = tensors_of(folder)
+    out.mkdir()
+    for tp in range(ranks):
+
+        def part(name: str, dim: int = 0, tp: int = tp) -> torch.Tensor:
+            return full[name].chunk(ranks, dim)[tp]
+
+        held = {
+            "tok": part("model.embed_tokens.weight"),
+            "top": part("lm_head.weight"),
+            "end": full["model.norm.weight"],
+        }
+        for i in range(CONFIG["num_hidden_layers"]):
+            p = f"model.layers.{i}."
+            held[f"{i}.one"] = full[p + "input_layernorm.weight"]
+            held[f"{i}.two"] = full[p + "post_attention_layernorm.weight"]
+            held[f"{i}.abc"] = torch.cat([part(f"{p}self_attn.{x}_proj.weight") for x in "qkv"])
+            held[f"{i}.gu"] = torch.cat([part(f"{p}mlp.{x}_proj.weight") for x in ("gate", "up")])
+            held[f"{i}.back"] = part(p + "self_attn.o_proj.weight", 1)
+            held[f"{i}.down"] = part(p + "mlp.down_proj.weight", 1)
+        torch.save({name: value.clone() for name, value in held.items()}, out / f"rank_{tp}.pt")
+    (out / "config.json").write_text(json.dumps(CONFIG))
+    return out
+
+
+@pytest.mark.parametrize(
+    "change",
+    [(), ("g: f@chunk(tp) + u: f@chunk(tp)", "u: f@chunk(tp) + g: f@chunk(tp)"), ("(n@tp d)   ", "(d n@tp)   ")],
+)
+def test_the_class_is_a_witness_of_ranks_with_names_of_their_own(change, folder, tmp_path):
+    """The spec writes the folder itself, of files that a framework wrote."""
+    text = OWN.replace(*change) if change else OWN
+    assert (text == OWN) == (not change)
+    (tmp_path / "own.ucpl").write_text(text)
+    layout = f"{tmp_path / 'own.ucpl'}:ranks()"
+    source = own_ranks(folder, tmp_path / "ranks")
+    checkpoint = api.open_checkpoint(source, layout)
+    side, _ = api.source_side(checkpoint, layout)
+    found = transformers_class(side, checkpoint, reference=folder, forward=forward)
+    assert found.verdict == ("contradicts" if change else "agrees"), found.detail
+    if not change:
+        found = transformers_class(side, checkpoint, forward=forward)
+        assert found.verdict == "absent" and "there is no Hugging Face folder" in found.detail
+        (source / "ucpl").mkdir()
+        (source / "ucpl" / "manifest.json").write_text("{}")
+        found = transformers_class(side, checkpoint, reference=folder, forward=forward)
+        assert found.verdict == "absent" and "ucpl wrote these files by a spec" in found.detail

@@ -34,6 +34,7 @@ from ucpl.records import frozen
 from ucpl.registry import format_named, format_of_models
 from ucpl.runtime.compare import Comparison
 from ucpl.runtime.execute import execute
+from ucpl.runtime.manifest import MANIFEST
 from ucpl.verification import spec_matches
 from ucpl.verification.elements import counted, only
 from ucpl.verification.model_class import Forward, HuggingFaceClass
@@ -218,8 +219,8 @@ def transformers_class(
     """Logits of config.json's class, loaded from the folder and through the spec.
 
     Through the spec means: read by the side's layout, written as a Hugging Face folder by the shipped spec of the same
-    model,
-    else by the layout that `import hf` writes for the folder, if that has the same tensors.
+    model, else by the layout that `import hf` writes for the folder, if that has the same tensors. For a reference, a
+    spec with names of its own writes the folder itself: two layouts with one mistake each would not agree.
     """
 
     def says(verdict: Says, detail: str) -> Evidence:
@@ -235,11 +236,19 @@ def transformers_class(
     if config is None:
         return says("absent", "there is no config.json, so no class is named")
     known_as = _shipped_layout(side.placement) or _written_layout(side, folder, config, asked=reference is not None)
+    if known_as is None and reference is not None:
+        known_as = _own_layout(side, config)
+        if known_as is not None and (checkpoint.top / MANIFEST).is_file():
+            return says(
+                "absent",
+                "ucpl wrote these files by a spec, whose mistakes do not show on the way back: verify files of the framework",
+            )
     if known_as is None:
         name = side.placement.layout.model_name
         return says(
             "absent",
-            f"no shipped spec has model `{name}` and its tensors, and `import hf` does not write them for {folder}",
+            f"no shipped spec has model `{name}` and its tensors, and `import hf` does not write them for {folder}. Name tensors"
+            f" and dims as `ucpl import hf {folder}` does, or verify files of ranks that the framework wrote, with --reference",
         )
     library, call = known_as
     own = side.library.known.get(side.placement.layout.name)
@@ -257,7 +266,7 @@ def transformers_class(
     try:
         plan = order(build(side.placement, target, dtype_of=lambda f, k: known.get((f, tuple(map(str, k))))))
     except UcplError as error:
-        return says("contradicts", f"the shipped spec's tensors cannot be made of it: {error.diagnostics[0].message}")
+        return says("contradicts", f"the folder's tensors cannot be made of it: {error.diagnostics[0].message}")
     with tempfile.TemporaryDirectory(prefix="ucpl-witness-") as place:
         made = Path(place) / "through-the-spec"
         execute(plan, checkpoint, format_of_models().store(), made)
@@ -327,6 +336,24 @@ def _written_layout(
         return None
     call = nodes.Call("hf")
     return (library, call) if _has_all(library, call, side.placement, config) else None
+
+
+def _own_layout(side: DescribedSide, config: Config) -> tuple[Library, nodes.Call] | None:
+    """Another layout of the side's model, of a Hugging Face folder.
+
+    It can have names of its own: the two layouts share them.
+    """
+    mine = side.placement.layout
+    for known in side.library.known.values():
+        node = known.node
+        if not isinstance(node, nodes.Layout) or node.of != mine.model_name or node.name == mine.name:
+            continue
+        call = nodes.Call(node.name)
+        if any(p.default is None for p in node.parameters) or not _has_all(side.library, call, side.placement, config):
+            continue
+        if format_named(resolve(side.library, call, config=config).framework).has_model_files:
+            return side.library, call
+    return None
 
 
 def _has_all(library: Library, call: nodes.Call, placement: Placement, config: Config) -> bool:
