@@ -50,6 +50,7 @@ from ucpl.layout.misplaced_statements import check_known
 from ucpl.layout.remedies import for_buffer, for_hole
 from ucpl.layout.scope import Scope, UnknownNumber, Value, at
 from ucpl.layout.statements import called_model, items_of
+from ucpl.lint.crossed_names import crossed_names
 from ucpl.lint.dead_statements import dead_plan_names, dead_statements, dead_training
 from ucpl.lint.duplicates import overlapping_parts, repeated_lines, stored_twice
 from ucpl.lint.missing_tensors import (
@@ -661,6 +662,7 @@ class _Checker:
             self.lint("misspelt-state", misspelt_states(one.layout.items))
             return
         self.lint("no-effect", lines_without_effect(layout, one.layout.items, of_any=one.is_of_any))
+        self.lint("crossed-name", crossed_names(layout))
         items = tuple(items_of(self.library, nodes.Call(one.layout.name)))
         self.lint("unequal-fills", unequal_fills(layout))
         self.lint("fill-type", odd_fills(layout))

@@ -18,6 +18,7 @@ __all__ = ["RULES", "Remark", "silenced"]
 
 RULES = {
     "constant-condition": "a number is the value of an `or`, which is 1 or 0",
+    "crossed-name": "a key has the words of another tensor, or parts in another order",
     "dead-change": "a plan drops, freezes or trains a name without effect",
     "dead-statement": "a statement has no effect, or contradicts itself, at all sizes",
     "empty-part": "a part of a dim has no elements",
