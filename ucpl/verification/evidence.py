@@ -248,7 +248,8 @@ def transformers_class(
         return says(
             "absent",
             f"no shipped spec has model `{name}` and its tensors, and `import hf` does not write them for {folder}. Name"
-            f" tensors and dims as `ucpl import hf {folder}` does, or verify files of ranks that the framework wrote, with --reference",
+            f" tensors and dims as `ucpl import hf {folder}` does, or verify files of ranks that the framework wrote, with"
+            " --reference",
         )
     library, call = known_as
     own = side.library.known.get(side.placement.layout.name)
