@@ -678,3 +678,24 @@ def test_a_list_without_a_default_is_drawn_so_that_the_layout_holds(spec: Path) 
 def test_a_fault_at_every_list_is_the_text_s(spec: Path) -> None:
     spec.write_text(OWNERS.replace('as "NAME"', 'h as "w.{t}"'))
     assert [d.code for d in check("x.ucpl", Given()).findings] == ["E205"]
+
+
+def test_members_of_a_bucket_that_do_not_divide_are_no_internal_error(spec: Path) -> None:
+    spec.write_text(
+        """ucpl 1
+model m {
+  dtype f32
+  dim r = 3
+  a : r
+  state s : f32
+}
+layout x(dp = 2) of m {
+  mesh dp
+  file weights = torch "{dp}.pt"
+  a = r as "a"
+  state * = flat(each@dp) buckets 1 as "{state}{bucket}"
+}
+"""
+    )
+    (found,) = check("x.ucpl", Given()).findings
+    assert found.code == "E204" and "3 does not divide by dp = 2" in found.message

@@ -22,7 +22,7 @@ _PAIRS_MAX = 20_000
 
 
 def crossed_names(layout: Layout) -> Iterator[str]:
-    """Remarks on keys with the words of other tensors, each with its line."""
+    """Remarks on keys with words of other tensors."""
     alone = [e for e in layout.entries if len(e.targets) == 1 and e.storing.key is not None]
     yield from _swapped(layout, alone)
     for entry in layout.entries:
@@ -53,7 +53,7 @@ def _swapped(layout: Layout, entries: Sequence[Entry]) -> Iterator[str]:
 
 
 def _out_of_order(layout: Layout, entry: Entry) -> Iterator[str]:
-    """Parts of one stored tensor in another order than its key names them."""
+    """Parts in another order than their key."""
     words = [word.lower() for word in _WORD.findall(_HOLE.sub(" ", _key(entry)).replace("_", " "))]
     for axis in ax.walk(*entry.shape):
         labels = [t.label for t in axis.terms if t.label in entry.targets] if isinstance(axis, ax.Stack) else []
@@ -67,7 +67,10 @@ def _out_of_order(layout: Layout, entry: Entry) -> Iterator[str]:
 
 
 def _places(parts: Sequence[str], words: Sequence[str]) -> list[int]:
-    """The place of each part in a key, or nothing: `gate_up`, `qkv`, `query_key_value`."""
+    """The place of each part in a key, or nothing.
+
+    Keys are `gate_up`, `qkv`, `query_key_value`.
+    """
     letters = [part[0] for part in parts]
     for word in words:
         if sorted(word) == sorted(letters) and len(set(letters)) == len(letters):
@@ -95,7 +98,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 def _has(words: frozenset[str], asked: frozenset[str]) -> bool:
-    """True if each asked word, or a longer one that begins so, is there."""
+    """True if each asked word is there, or begins one."""
     return bool(asked) and all(
         word in words or (len(word) > 1 and any(w.startswith(word) for w in words)) for word in asked
     )

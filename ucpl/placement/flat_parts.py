@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import NoReturn
 
 import numpy as np
 from attrs import evolve, field
 
 from ucpl.errors import fail
 from ucpl.extents import Flat
+from ucpl.language.nodes import Span
 from ucpl.layout import FileRule, Group, States, Storing
 from ucpl.layout import axes as ax
 from ucpl.layout.scope import at
@@ -296,7 +298,10 @@ class FlatParts:
         else:
             for subset, variables in self.by_group_index(group, members, body):
                 subset = fl.dealt(subset, group)
-                buckets = fl.buckets_of(line.line, subset, site.layout, site.ranks.degrees, full)
+                try:
+                    buckets = fl.buckets_of(line.line, subset, site.layout, site.ranks.degrees, full)
+                except ax.UnevenCut as error:
+                    _uneven(line.line.span, error)
                 out += [Flats(b, variables) for b in buckets]
         self.runs[memo] = (body, out)
         return self.runs[memo]
@@ -353,12 +358,7 @@ class FlatParts:
             else:
                 made = fl.windows_of_tree(line.axis, members, self.site.layout, degrees, places)
         except ax.UnevenCut as error:
-            fail(
-                "E204",
-                f"a flat buffer: {error.reason}",
-                at(line.line.span, "cut here"),
-                remedy="pad it first: pad(flat(each), dp)@dp",
-            )
+            _uneven(line.line.span, error)
         self.cuts[memo] = made
         return made
 
@@ -643,3 +643,9 @@ class _FlatBoxes:
         own = placer.entry.storing
         cut = frozenset(placer.axes) - placer.partly | frozenset(self.cut)
         return (own if own.speaks_of_copies else self.storing), cut
+
+
+def _uneven(span: Span, error: ax.UnevenCut) -> NoReturn:
+    """Refuse a cut of a flat buffer, or of its members."""
+    remedy = "pad it first: pad(flat(each), dp)@dp"
+    fail("E204", f"a flat buffer: {error.reason}", at(span, "cut here"), remedy=remedy)
