@@ -153,7 +153,7 @@ def _by_rows(at: RefusedLine) -> Iterator[tuple[str, str]]:
             continue
         axes, tensors = at.axes * ("<A>" in row.pattern), at.tensors * ("<T>" in row.pattern)
         for match in _compiled(row.pattern, axes, tensors).finditer(at.line):
-            if not match.start() <= at.column or at.line[match.end() : at.column].strip():
+            if not match.start() <= at.column <= match.end():
                 continue
             made = row.applied(match)
             line = "" if made is None else (at.line[: match.start()] + made + at.line[match.end() :]).strip()
