@@ -76,7 +76,10 @@ SAVED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # Of buckets that are not read: Megatron loads the folder, and saves it in another form.
 UNREAD = "frozen_buckets"
-AGAIN = {"frozen_unstacked": ("frozen", UNSTACKED), "frozen_legacy": ("frozen", LEGACY)}
+AGAIN: dict[str, tuple[str, dict[str, Any]]] = {
+    "frozen_unstacked": ("frozen", UNSTACKED),
+    "frozen_legacy": ("frozen", LEGACY),
+}
 READ = {name: of for name, of in SAVED.items() if name != UNREAD} | AGAIN
 
 
