@@ -41,7 +41,7 @@ def overlay(base: list[Item], body: list[Item]) -> list[Item]:
 
 
 def _with_key(base: list[Item], items: list[Item]) -> list[Item]:
-    """Lines of an entry, with the key of the line that they replace.
+    """Lines of an entry, with the keys of replaced lines.
 
     Lines with a key keep theirs. Several replaced lines are homes of one tensor: they have no one key to take.
     """
