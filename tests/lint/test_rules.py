@@ -81,6 +81,9 @@ def test_each_rule_of_the_code_is_listed() -> None:
             if isinstance(node, ast.Call | ast.Tuple | ast.Yield):
                 used |= {n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and n.value in RULES}
     assert used == set(RULES)
+    checking = ast.parse((ROOT / "ucpl" / "conversion" / "checking.py").read_text(encoding="utf-8"))
+    calls = [n for n in ast.walk(checking) if isinstance(n, ast.Call) and getattr(n.func, "attr", "") == "lint"]
+    assert {ast.literal_eval(one.args[0]) for one in calls} <= RULES.keys()
 
 
 def page() -> str:
