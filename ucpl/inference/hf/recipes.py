@@ -57,7 +57,7 @@ ROLES: tuple[Leaf, ...] = (
     Leaf(r"\.(k|v|k_proj|v_proj|wk|wv|key|value|to_k|to_v)" + _END, (("groups", "head"), ("width",))),
     Leaf(r"\.eh_proj" + _END, (("width",),)),
     Leaf(r"\.q_b_proj" + _END, (("heads", "qk"), ("=q_lora_rank",))),
-    Leaf(_ATTENTION + r"(o|o_proj|out_proj|wo|dense|to_out)" + _END, (("width",), ("heads", "head"))),
+    Leaf(_ATTENTION + r"(o|o_proj|out_proj|wo|dense|to_out|proj)" + _END, (("width",), ("heads", "head"))),
     Leaf(r"\.(gate_proj|up_proj|w1|w3|fc1|wi|wi_0|wi_1|dense_h_to_4h|fc_in)" + _END, (("ffn",), ("width",))),
     Leaf(r"\.(down_proj|w2|fc2|wo|dense_4h_to_h|fc_out)" + _END, (("width",), ("ffn",))),
     Leaf(r"c_fc" + _END, (("width",), ("ffn",)), True),  # of GPT-2
