@@ -38,13 +38,6 @@ def test_a_sharded_folder_is_refused_by_name(tmp_path: Path, names: tuple[str, .
     assert f"'{tmp_path}/a folder" in advice or "`" not in advice, "a path with a space can be pasted into a shell"
 
 
-def test_the_one_file_of_lightning_is_refused_by_name(tmp_path: Path) -> None:
-    torch.save({"pytorch-lightning_version": "2.6.6", "state_dict": {"w": torch.ones(2)}}, tmp_path / "last.ckpt")
-    code, said, advice = refused(tmp_path / "last.ckpt")
-    assert code == "E438" and "Lightning in one file" in said
-    assert 'torch "last.ckpt" key "state_dict/{key}"' in advice
-
-
 @pytest.mark.parametrize(
     "names",
     [(".metadata",), ("0_0.distcp",), ("meta.pt",), ("pytorch_model_fsdp_0/x",), ("pytorch_model_fsdp_0/.metadata",)],
@@ -65,6 +58,6 @@ def test_chunks_without_their_metadata_are_reported(tmp_path: Path, others: tupl
     assert "cp *" in advice and "interrupted" in advice
 
 
-def test_a_state_dict_alone_is_no_checkpoint_of_lightning(tmp_path: Path) -> None:
+def test_a_state_dict_in_a_dict_is_a_torch_file(tmp_path: Path) -> None:
     torch.save({"state_dict": {"w": torch.ones(2)}}, tmp_path / "last.ckpt")
     assert open_checkpoint(tmp_path / "last.ckpt").format == "torch_file"

@@ -9,22 +9,18 @@ import re
 from pathlib import Path
 from typing import NoReturn
 
-from ucpl.errors import Label, UcplError, fail, plural
+from ucpl.errors import Label, fail, plural
 from ucpl.files.texts import names_like
-from ucpl.files.torch_files import read_torch_file
 
 __all__ = ["reject_stranger"]
 
-LIGHTNING = "pytorch-lightning_version"  # a key of every checkpoint of Lightning's Trainer
 _CHUNKS = re.compile(r"__[0-9]+_[0-9]+\.distcp")  # as torch.distributed.checkpoint calls a rank's file
 _OF_A_RANK = re.compile(r"_rank_?[0-9]+\.bin$")
-BY_LAYOUT = "which a layout of framework torch() reads: file weights = torch"
 
 
 def reject_stranger(path: Path) -> None:
     """Nothing, where the path is none of these. Raises: UcplError E438, E452."""
     if path.is_file():
-        _reject_one_file(path)
         return
     chunks = sorted(name for name in names_like(path, ".distcp") if _CHUNKS.fullmatch(name))
     if chunks and not (path / ".metadata").exists():
@@ -55,22 +51,6 @@ def _reject_without_metadata(path: Path, chunks: list[str]) -> NoReturn:
         remedy="copy it from the original folder: names that begin with a dot are left out by `cp *`; torch writes it last,"
         " so that an interrupted save has none: then use an earlier, complete one",
     )
-
-
-def _reject_one_file(path: Path) -> None:
-    try:
-        value = read_torch_file(path.parent, path.name).value
-    except UcplError as error:
-        if error.is_of_the_disk:
-            raise
-        return  # no file of torch.save
-    if isinstance(value, dict) and LIGHTNING in value and "state_dict" in value:
-        _reject(
-            f"{path} is a checkpoint of Lightning in one file",
-            "save its state_dict as safetensors for the weights alone; for its optimizer, too, it is one file, "
-            f'{BY_LAYOUT} "{path.name}" key "state_dict/{{key}}"',
-            path,
-        )
 
 
 def _reject(message: str, remedy: str, shown: Path) -> NoReturn:

@@ -22,7 +22,7 @@ State = dict[str, Any]
 
 
 def save(path: Path, kind: str = "adamw") -> tuple[State, list[float]]:
-    """A file after two steps of training, and the losses of the next two."""
+    """A file after two steps, and the losses of the next two."""
     model = built()
     optimizers = OPTIMIZERS[kind](model)
     train(model, optimizers, 0, 2)
@@ -35,7 +35,7 @@ def save(path: Path, kind: str = "adamw") -> tuple[State, list[float]]:
 
 
 def resumed(held: State, kind: str = "adamw") -> list[float]:
-    """The losses of the next steps of a job that loads a file."""
+    """The next losses of a job that loads a file."""
     model = built(seed=8)
     optimizers = OPTIMIZERS[kind](model)
     model.load_state_dict(held["model"], strict=True)
@@ -207,3 +207,31 @@ def test_tensors_without_elements_keep_their_places(tmp_path: Path) -> None:
     model.load_state_dict(held["model"], strict=True)
     optimizer.load_state_dict(held["optimizer"])
     assert optimizer.state_dict()["state"].keys() == {0, 1}
+
+
+def test_a_file_of_lightning_keeps_its_form(tmp_path: Path) -> None:
+    made, losses = save(tmp_path / "plain.pt")
+    whole = {
+        "pytorch-lightning_version": "2.6.6",
+        "global_step": 2,
+        "state_dict": {f"net.{name}": one for name, one in made["model"].items()},
+        "optimizer_states": [made["optimizer"]],
+        "lr_schedulers": [{"last_epoch": 2, "_step_count": 3, "base_lrs": [0.1]}],
+        "loops": {"fit_loop": {"state_dict": {}}},
+    }
+    torch.save(whole, tmp_path / "one.ckpt")
+    ucpl.convert(tmp_path / "one.ckpt", tmp_path / "z", "zero1(dp=2)")
+    ucpl.convert(tmp_path / "z", tmp_path / "model", "torch_file()")
+    assert resumed(loaded(tmp_path / "model")) == losses
+    ucpl.convert(tmp_path / "one.ckpt", tmp_path / "out", "torch_file()")
+    held = loaded(tmp_path / "out")
+    assert {*held} == {*whole} and [*held["state_dict"]] == [*whole["state_dict"]]
+    assert all(held[key] == whole[key] for key in ("global_step", "lr_schedulers", "loops"))
+    model = {name.removeprefix("net."): one for name, one in held["state_dict"].items()}
+    assert resumed({"model": model, "optimizer": held["optimizer_states"][0]}) == losses
+    averaged = {**whole, "current_model_state": whole["state_dict"], "averaging_state": {"n": torch.tensor(1)}}
+    averaged["state_dict"] = {name: torch.zeros_like(one) for name, one in whole["state_dict"].items()}
+    torch.save(averaged, tmp_path / "ema.ckpt")
+    ucpl.convert(tmp_path / "ema.ckpt", tmp_path / "trained", "plain()")
+    found = torch.load(tmp_path / "trained" / "plain.pt", weights_only=True)
+    assert torch.equal(found["params"]["token.weight"]["weight"], made["model"]["token.weight"])

@@ -60,7 +60,9 @@ _SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".tar")
 _FILES_MAX = 32  # files of a folder that are looked at
 _CALLED = ("model", "state_dict", "model_state_dict", "module", "net", "network", "weights", "params", "app")
 # Keys of files that belong to a folder of another format.
-_OTHERS = frozenset(("ds_config", "ds_version", "param_shapes", "checkpoint_version", "pytorch-lightning_version"))
+_OTHERS = frozenset(("ds_config", "ds_version", "param_shapes", "checkpoint_version"))
+_LIGHTNING = "pytorch-lightning_version"  # a key of each checkpoint of Lightning's Trainer
+_TRAINED = "current_model_state"  # of its callbacks that average weights: `state_dict` has the averages then
 _FLOATS = ("f", "bf", "c")
 _SCHEDULE = "lr_scheduler"
 
@@ -181,9 +183,14 @@ class _Opened:
                 if place not in mine:
                     self.notes.append(f"`{key_text(place)}` is another {kind}: it is a value of the run")
 
+    @property
+    def is_lightning(self) -> bool:
+        """True for a file of Lightning's Trainer."""
+        return isinstance(self.part.value, dict) and _LIGHTNING in self.part.value
+
     def names(self, model: Value) -> Named:
         wrap = self.said.get("wrap")
-        made = named_tensors(model, str(wrap) if wrap else None)
+        made = named_tensors(model, str(wrap) if wrap else None, any_lead=self.is_lightning)
         if made.lead:
             self.notes.append(f"names are without `{made.lead}`, with which all names of the file begin")
         return made
@@ -194,6 +201,8 @@ class _Opened:
         if asked:
             return self.asked("model", str(asked), found.models)
         models = [place for place in found.models if not is_average(place)] or [*found.models]
+        if self.is_lightning and (_TRAINED,) in models:
+            models = [(_TRAINED,)]
         if len(models) > 1 and found.optimizers:
             fitting = [m for m in models if fits([*found.optimizers.values()], named_tensors(found.models[m]))]
             models = fitting if len(fitting) == 1 else models
@@ -326,6 +335,8 @@ class _Opened:
             out["optimizer"] = Setting(key_text(places[0]), origin)
         elif places and all(isinstance(place[-1], int) for place in places):
             out["optimizer"] = Setting(key_text(places[0][:-1]), origin)
+        if self.is_lightning and self.named is not None and self.named.lead:
+            out["wrap"] = Setting(self.named.lead, f"names in {part.file}")
         if self.optimizer_part is not None:
             out["optimizer_file"] = Setting(self.optimizer_part.file, "its name")
         if (key := self.schedule()) is not None:

@@ -196,7 +196,9 @@ class _Writer:
         if len(made) < 2 and not key:
             self.put_all(file, next(iter(made.values()), {}).items())
         elif len(made) < 2:
-            self.put(file, key, next(iter(made.values()), {}))
+            one: object = next(iter(made.values()), {})
+            whole, slash, place = key.rpartition("/")
+            self.put(file, whole if slash and place == "0" else key, [one] if slash and place == "0" else one)
         elif all(word.isdecimal() for word in made):
             self.put(file, "optimizers" if key in ("", OPTIMIZER) else key, [made[w] for w in sorted(made, key=int)])
         else:
