@@ -13,10 +13,9 @@ from attrs import evolve
 
 from ucpl.errors import Label, fail
 from ucpl.files.checkpoint import Checkpoint, Framework, Order
-from ucpl.files.described import found_at
+from ucpl.files.described import found_at, reject_stranger
 from ucpl.files.header_watch import watched
 from ucpl.files.scalars import number_of
-from ucpl.files.unsupported_formats import reject_stranger
 from ucpl.formats.folders import container_of
 from ucpl.formats.folders.steps import RunFacts
 from ucpl.formats.overlooked import is_of_an_optimizer

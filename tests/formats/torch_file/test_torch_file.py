@@ -1,4 +1,4 @@
-"""Files of training scripts: read, written, and loaded by torch, which trains on."""
+"""Files of training scripts, which torch loads and trains on."""
 
 from __future__ import annotations
 
