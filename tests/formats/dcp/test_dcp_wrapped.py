@@ -109,6 +109,7 @@ def test_two_names_that_differ_in_wraps_only_stay_two(tmp_path: Path) -> None:
 # for a parameter of one dim, a history as LBFGS has it, and a text.
 OTHERS: dict[str, dict[str, Any]] = {
     "lists of matrices": {"GG": [torch.eye(3), torch.eye(4) * 2], "Q": [torch.eye(3), []]},
+    "codes of 8 bits": {"quant": {"state1": torch.ones(3, 4, dtype=torch.uint8), "absmax1": torch.ones(1)}},
     "factors": {"row": torch.arange(3.0), "column": torch.arange(4.0)},
     "a history": {"old_dirs": [torch.arange(5.0)], "al": [None, 2.5], "note": "f32"},
 }
