@@ -25,17 +25,6 @@ def refused(path: Path) -> tuple[str, str, str]:
     return said.code, said.message, said.remedy
 
 
-@pytest.mark.parametrize(
-    ("names", "message", "remedy"),
-    [
-        (("pytorch_model_fsdp.bin", "optimizer.bin"), "in one file", "model.safetensors"),
-    ],
-    ids=["accelerate in one file"],
-)
-def test_a_sharded_folder_is_refused_by_name(tmp_path: Path, names: tuple[str, ...], message: str, remedy: str) -> None:
-    code, said, advice = refused(folder_of(tmp_path / "a folder", *names))
-    assert code == "E438" and message in said and remedy in advice
-    assert f"'{tmp_path}/a folder" in advice or "`" not in advice, "a path with a space can be pasted into a shell"
 
 
 @pytest.mark.parametrize(

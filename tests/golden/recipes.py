@@ -670,14 +670,6 @@ def empty_folder(folder: Path) -> list[str]:
 
 
 @case
-def sharded_by_fsdp(folder: Path) -> list[str]:
-    (folder / "source").mkdir()
-    for name in ("pytorch_model_fsdp.bin", "optimizer.bin"):
-        (folder / "source" / name).write_bytes(b"")
-    return CONVERT
-
-
-@case
 def text_file(folder: Path) -> list[str]:
     (folder / "source").write_text("no checkpoint\n")
     return CONVERT

@@ -62,6 +62,7 @@ def test_only_a_format_looks_into_its_own_facts() -> None:
     names = re.compile(r"\b(checkpoint|source|opened|known|made)\.own$")
     found = {module for module, text in attributes("own") if names.search(text)}
     readers = {"formats/dcp/wrapped.py", "formats/megatron/homes.py", "formats/megatron/stacks.py"}
+    readers.add("formats/trainer/writing.py")
     assert found == {"conversion/renaming.py", *readers}
     owners = [cls for cls in Own.__subclasses__() if cls.__module__.startswith("ucpl.")]
     assert all(cls.__module__.startswith("ucpl.formats.") for cls in owners)

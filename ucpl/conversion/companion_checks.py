@@ -172,7 +172,8 @@ def checked(made: Prepared, bounds: DataPlane, *, look: bool = True) -> Checked:
     source = made.checkpoint
     assert source is not None
     container = source.container
-    if container is None or not container.kind.holds(format_named(made.plan.target.framework)):
+    target = format_named(made.plan.target.framework)
+    if container is None or target.container or not container.kind.holds(target):
         return Checked(source)
     dropped = {name for name, fate in made.plan.carry.items() if fate == "drop"}
     known = _Decided(container.without(dropped))

@@ -14,7 +14,7 @@ from ucpl.conversion.dropping import demand_layers, lessened
 from ucpl.conversion.loader_names import for_loader
 from ucpl.conversion.opening import infer, own_layout
 from ucpl.conversion.ordering import without_order
-from ucpl.conversion.requests import Called, Given
+from ucpl.conversion.requests import Called, Given, Inherited
 from ucpl.conversion.side import Side, located
 from ucpl.conversion.source_passes import Opened, config_of, passed
 from ucpl.conversion.ties import framework_of, with_ties
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["sides", "source_side", "target_side"]
 
 _OWN_NAMES = frozenset(
-    {"file", "weights"}
-)  # a target does not inherit its file name or its choice of weights from the source
+    {"file", "weights", "full"}
+)  # a target does not inherit its file name, its choice of weights or its form from the source
 # Settings of a Megatron mesh: a target of another framework has its own ranks.
 _OF_A_MESH = frozenset({"tp", "pp", "ep", "vpp", "optimizer"})
 
@@ -105,6 +105,7 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
         config=given.config if given.config is not None else source.given.config,
         inherited={
             **training_of(source, framework_of(one)),
+            **_in_container(source, framework_of(one)),
             **{name: value for name, value in source.given.inherited.items() if name not in _not_taken(one, source)},
         },
     )
@@ -131,6 +132,15 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
 
         check_gate_kept(*one, made.layout)
     return made if changes is None else _changed(made, source, changes)
+
+
+def _in_container(source: Side, framework: str) -> Inherited:
+    """Settings of a target in the folder of a training framework, which finds it by fixed names."""
+    container = source.checkpoint.container if source.checkpoint is not None else None
+    target = format_named(framework)
+    if container is None or not container.kind.holds(target):
+        return {}
+    return {name: (value, container.kind.resumes_by) for name, value in target.settings_in_container.items()}
 
 
 def _not_taken(one: Called, source: Side) -> frozenset[str]:

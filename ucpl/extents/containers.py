@@ -92,6 +92,7 @@ class Kind:
     tag: str = ""
     client: str = ""
     engines: str = ""
+    strategies: bool = False  # a run resumes under another strategy: DDP, FSDP, an engine
 
     @property
     def around_chunks(self) -> Kind:
@@ -99,15 +100,19 @@ class Kind:
 
         No other framework's shards are in such folders.
         """
-        return evolve(self, chunks=True, universal=False, tag="", client="", engines="")
+        return (
+            evolve(self, chunks=True) if self.strategies else evolve(self, chunks=True, tag="", client="", engines="")
+        )
 
     def holds(self, of: Format) -> bool:
         """Test whether this kind can have shards of a format."""
         if self.iterations:
             return of.has_chunks and of.is_of_iterations
-        if self.chunks:
-            return of.has_chunks and of.has_names_of_modules
-        return of.has_engine and (self.universal or not of.is_of_any_ranks)
+        if of.container:
+            return of.container == self.name
+        if of.has_chunks:
+            return of.has_names_of_modules and (self.chunks or self.strategies)
+        return of.has_engine and (self.universal or not of.is_of_any_ranks) and (self.strategies or not self.chunks)
 
     def rule_of(self, name: str) -> tuple[CompanionRule | None, int]:
         """The rule for a file, and its rank (-1: none)."""

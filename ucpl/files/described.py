@@ -296,12 +296,6 @@ def reject_stranger(path: Path) -> None:
             "load it in a job of as many ranks, and save it as SHARDED_STATE_DICT, which is read",
             path / ranks[0],
         )
-    for below in sorted(path.glob("pytorch_model_fsdp*.bin")):
-        _reject(
-            f"{path} has its model in {below.name}, as FSDP saves it in one file",
-            "weights alone: save its state dict as model.safetensors, which is read",
-            below,
-        )
 
 
 def _reject_without_metadata(path: Path, chunks: list[str]) -> NoReturn:

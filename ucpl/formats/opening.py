@@ -12,6 +12,7 @@ from pathlib import Path
 from attrs import evolve
 
 from ucpl.errors import Label, fail
+from ucpl.extents.containers import Container
 from ucpl.files.checkpoint import Checkpoint, Framework, Order
 from ucpl.files.described import found_at, reject_stranger
 from ucpl.files.header_watch import watched
@@ -71,9 +72,10 @@ def open_checkpoint(
                 return opened
             if lines := _of_another_iteration(opened):
                 opened = evolve(opened, notes=(*opened.notes, *lines), remarks=(*opened.remarks, *lines))
-            chunks = format_named(opened.format).chunk_folders(opened.root)
-            keys = opened.state.carried.keys()
-            return evolve(opened, container=container_of(opened.top, opened.root, keys, chunks, run=_run_of(opened)))
+            around = _container_of(opened)
+            if around is not None and around.kind.strategies and opened.tag is None and around.kind.tag:
+                opened = evolve(opened, tag=around.kind.tag)  # of an engine's folder, if that is the target
+            return evolve(opened, container=around)
     reject_stranger(path)
     below = _below(path) or _of_language(path)
     found = found_at(path) if not below else None
@@ -85,6 +87,12 @@ def open_checkpoint(
         or (found.remedy if found is not None else "")
         or "give the save folder (with `latest`), one step's folder, or a plain file; known: " + ", ".join(formats()),
     )
+
+
+def _container_of(opened: Checkpoint) -> Container | None:
+    of = format_named(opened.format)
+    own, keys = of.companions_of(opened.root), opened.state.carried.keys()
+    return container_of(opened.top, opened.root, keys, own, is_chunked=of.has_chunks and bool(own), run=_run_of(opened))
 
 
 def _of_another_iteration(opened: Checkpoint) -> tuple[str, ...]:

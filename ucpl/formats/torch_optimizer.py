@@ -369,6 +369,7 @@ def _reject(unclear: Unclear, groups: list[_Group], candidates: Mapping[str, Sha
             f"{first.file}: the optimizer's numbers fit the model's parameters in several ways",
             label,
             remedy=remedy,
+            about=unclear,
         )
     may = [f"number {at} of group {g}" if g >= 0 else "no number" for g, at in unclear.places]
     alike = [name for name, shape in candidates.items() if shape == candidates[unclear.name]]
@@ -379,6 +380,7 @@ def _reject(unclear: Unclear, groups: list[_Group], candidates: Mapping[str, Sha
         label,
         Label(str(first.path), f"of the same shape: {', '.join(alike[:6])}{', ...' if len(alike) > 6 else ''}"),
         remedy=remedy,
+        about=unclear,
     )
 
 

@@ -103,6 +103,10 @@ class Format:
     """A layout of the user alone describes its files."""
     has_layers_stacked: ClassVar[bool] = False
     """One tensor of it can have all layers, or all experts."""
+    container: ClassVar[str] = ""
+    """The kind of folder of a training framework whose own form of a checkpoint this is; none: other formats."""
+    settings_in_container: ClassVar[Mapping[str, str]] = {}
+    """Settings of a target in the folder of a training framework that finds it by fixed names."""
     file_format: ClassVar[str] = ""
     """The format under whose names its files can be opened as they are stored; none: its own."""
 
@@ -176,8 +180,8 @@ class Format:
         """
         return self.store().open(path)
 
-    def chunk_folders(self, root: Path) -> tuple[str, ...]:
-        """Folders of chunks below a checkpoint's root, with companion files around them."""
+    def companions_of(self, root: Path) -> tuple[str, ...]:
+        """Folders and files of a checkpoint's root that have a training framework's companion files next to them."""
         return ()
 
     def layout_name(self, settings: Mapping[str, object]) -> str:

@@ -82,10 +82,12 @@ def test_there_and_back_is_equal(tmp_path: Path) -> None:
         assert ucpl.verify(tmp_path / one)
 
 
-def test_another_framework_takes_the_shards_alone(tmp_path: Path) -> None:
+def test_an_engine_of_the_same_loop_has_the_folder_too(tmp_path: Path) -> None:
     ucpl.convert(STATE, tmp_path / "zero", "zero1(dp = 2)")
     assert ucpl.compare(STATE, tmp_path / "zero")
-    assert not (tmp_path / "zero" / "scheduler.bin").exists()
+    assert (tmp_path / "zero" / "scheduler.bin").exists() and (tmp_path / "zero" / "pytorch_model").is_dir()
+    ucpl.convert(STATE, tmp_path / "file.pt", "plain()")
+    assert ucpl.compare(STATE, tmp_path / "file.pt")
 
 
 def test_a_trainer_s_folder_is_one_again(state: Path, tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 from ucpl.registry import Format
 
@@ -36,6 +37,7 @@ class DCPFormat(Format):
     has_groups_alone = True
     has_names_of_modules = True
     has_training_dtype = True
+    settings_in_container: ClassVar[Mapping[str, str]] = {"prefix": "model.", "states": "optimizer.state."}
 
     def store(self) -> Framework:
         from ucpl.formats.dcp.store import DCP as Store
@@ -56,7 +58,7 @@ class DCPFormat(Format):
 
         return target(base, shardings_of(stored))
 
-    def chunk_folders(self, root: Path) -> tuple[str, ...]:
+    def companions_of(self, root: Path) -> tuple[str, ...]:
         from ucpl.formats.dcp.folders import folders_in
 
         return folders_in(root)

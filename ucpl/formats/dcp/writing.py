@@ -43,6 +43,7 @@ from ucpl.formats.leaving import EMPTY, META, empty_tensors
 from ucpl.formats.optimizer_hypers import completed
 from ucpl.formats.torch_optimizer import EXTRA as OTHERS
 from ucpl.records import define
+from ucpl.registry import format_named
 
 __all__ = ["KNOWN", "RankFile", "DCPWriter", "address", "leaves", "skeleton", "whole_shapes"]
 
@@ -157,8 +158,12 @@ class DCPWriter:
 
     @property
     def is_apart(self) -> bool:
-        """True if model and optimizer have separate folders, as the source's."""
-        return self.structure.framework == "dcp" and f"{MODEL}/{METADATA}" in self.source.files
+        """True if model and optimizer have separate folders, as the source's, and in a training framework's folder."""
+        if self.structure.framework != "dcp":
+            return False
+        container = self.source.container
+        is_held = container is not None and container.kind.holds(format_named(self.structure.framework))
+        return is_held or f"{MODEL}/{METADATA}" in self.source.files
 
     def home(self, name: str) -> str:
         """The folder of a value: the optimizer's, or else the model's."""

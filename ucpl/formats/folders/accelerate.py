@@ -27,6 +27,7 @@ ACCELERATE = Kind(
     marks=("random_states_{rank}.pkl",),
     needs=(),
     tag="pytorch_model",
+    strategies=True,
     engines="pytorch_model_{rank}",
     rules=(
         CompanionRule("random_states_{rank}.pkl", "rank", "random numbers", named=NUMPY),

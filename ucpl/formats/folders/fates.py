@@ -70,6 +70,9 @@ def sorted_into(container: Container, structure: Structure, source: Checkpoint) 
     said: list[str] = []
     for rule in container.kind.rules:
         mine = sorted((f for f in container.files if f.rule is rule), key=lambda f: f.rank)
+        if rule.fate == "weights" and format_named(structure.framework).container:
+            left |= dict.fromkeys((file.name for file in mine), "the target has its own files of these weights")
+            continue
         if mine and rule.fate == "rank":
             made = _dealt(rule, mine, ranks)
             placed += made
@@ -199,7 +202,7 @@ def _check_name(container: Container, skeleton: Skeleton, source: Checkpoint) ->
     Raises: UcplError E486.
     """
     kind = container.kind
-    if kind.engines and not kind.is_engine(skeleton.folder):
+    if kind.engines and skeleton.folder and not kind.is_engine(skeleton.folder):
         is_kept = skeleton.folder == source.root.name
         renaming = f"call the source's {skeleton.folder} {kind.tag}, and say so in `latest`: it was renamed"
         fail(

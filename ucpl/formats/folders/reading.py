@@ -80,24 +80,30 @@ JSON_MAX = 64 << 20
 
 
 def container_of(
-    top: Path, root: Path, client: Collection[object], chunks: Sequence[str] = (), *, run: RunFacts | None = None
+    top: Path,
+    root: Path,
+    client: Collection[object],
+    own: Sequence[str] = (),
+    *,
+    is_chunked: bool = False,
+    run: RunFacts | None = None,
 ) -> Container | None:
     """The container of a step's folder `root`, if its parent was named.
 
-    client: keys of its client_state. run: facts that the shards state of the run. chunks: folders of FSDP's chunks in
-    `root`, next to a container's files. Raises: UcplError E487, E489.
+    client: keys of its client_state. run: facts that the shards state of the run. own: files of the checkpoint, and folders
+    of FSDP's chunks, in `root`, next to a container's files. Raises: UcplError E487, E489.
     """
-    if not top.is_dir() or (top.resolve() == root.resolve() and not chunks):
+    if not top.is_dir() or (top.resolve() == root.resolve() and not own):
         return None
     kind = next((kind for kind in KINDS if _is(kind, top) or kind.is_told_by_step(root.name, client)), None)
     if kind is None:
         return None
-    if chunks:
+    if is_chunked:
         kind = kind.around_chunks
     _check_one_engine(kind, top)
     files: list[CompanionFile] = []
     skipped: dict[str, str] = {}
-    for name in _names(kind, top, [top / name for name in chunks] or [root], skipped):
+    for name in _names(kind, top, [top / name for name in own] or [root], skipped):
         rule, rank = kind.rule_of(name)
         if rule is not None and rule.fate == "leave":
             skipped[name] = rule.why
@@ -150,7 +156,7 @@ def _names(kind: Kind, top: Path, steps: Sequence[Path], skipped: dict[str, str]
                 fail("E489", f"{top} has more than {FILES_MAX:,} files next to the shards", Label(str(top)))
             below = here / name
             shown = below.relative_to(top).as_posix()
-            if shown in POINTERS:
+            if shown in POINTERS or below.resolve() in own:
                 continue
             if why := _no_file(below, top):
                 skipped[shown] = why

@@ -77,6 +77,7 @@ TRAINER = Kind(
     resumes_by="Trainer.train(resume_from_checkpoint=...)",
     marks=("trainer_state.json", "training_args.bin"),
     universal=True,
+    strategies=True,
     needs=("trainer_state.json",),
     rules=(
         CompanionRule("global_step*/**", "leave", "another step: name its folder to convert it"),

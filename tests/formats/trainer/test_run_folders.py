@@ -1,0 +1,269 @@
+"""Folders of the Trainer and of Accelerate without an engine, as torch and safetensors write them."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import ucpl
+from ucpl import api
+from ucpl.errors import UcplError
+
+HIDDEN, WORDS = 6, 11
+LLAMA = {
+    "model.embed_tokens.weight": (WORDS, HIDDEN),
+    **{
+        f"model.layers.{n}.{name}.weight": shape
+        for n in range(2)
+        for name, shape in {
+            "self_attn.q_proj": (6, 6), "self_attn.k_proj": (3, 6), "self_attn.v_proj": (3, 6), "self_attn.o_proj": (6, 6),
+            "mlp.gate_proj": (7, 6), "mlp.up_proj": (7, 6), "mlp.down_proj": (6, 7), "input_layernorm": (6,),
+            "post_attention_layernorm": (6,),
+        }.items()
+    },
+    "model.norm.weight": (6,),
+}  # fmt: skip
+CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+
+
+def run(frozen=()):
+    """A model of these shapes after three steps of AdamW, in the Trainer's two groups."""
+    torch.manual_seed(3)
+    named = {name: torch.nn.Parameter(torch.randn(shape)) for name, shape in LLAMA.items()}
+    trained = {n: p for n, p in named.items() if n not in frozen}
+    wide, flat = ([p for p in trained.values() if (p.ndim > 1) == is_wide] for is_wide in (True, False))
+    optimizer = torch.optim.AdamW(
+        [{"params": wide, "weight_decay": 0.1}, {"params": flat, "weight_decay": 0.0}], lr=0.1
+    )
+    for _ in range(3):
+        for p in trained.values():
+            p.grad = torch.randn_like(p)
+        optimizer.step()
+    return named, optimizer
+
+
+def companions(path: Path, ranks=2):
+    (path / "config.json").write_text(json.dumps(CONFIG))
+    (path / "trainer_state.json").write_text(json.dumps({"global_step": 3}))
+    torch.save({"last_epoch": 3, "_step_count": 4}, path / "scheduler.pt")
+    for rank in range(ranks):
+        torch.save({"cpu": torch.arange(4, dtype=torch.uint8) + rank}, path / f"rng_state_{rank}.pth")
+
+
+def ddp(path: Path, frozen=()):
+    path.mkdir()
+    named, optimizer = run(frozen)
+    save_file({n: p.detach() for n, p in named.items()}, path / "model.safetensors", {"format": "pt"})
+    torch.save(optimizer.state_dict(), path / "optimizer.pt")
+    companions(path)
+    return named, optimizer
+
+
+def full(path: Path):
+    """As FSDP saves it: a tied head twice, and names in the optimizer."""
+    path.mkdir()
+    named, optimizer = run()
+    name_of = {p: name for name, p in named.items()}
+    weights = {n: p.detach() for n, p in named.items()}
+    torch.save(
+        weights | {"lm_head.weight": weights["model.embed_tokens.weight"].clone()}, path / "pytorch_model_fsdp.bin"
+    )
+    groups = [{**g, "params": [name_of[p] for p in g["params"]]} for g in optimizer.param_groups]
+    torch.save(
+        {"state": {name_of[p]: s for p, s in optimizer.state.items()}, "param_groups": groups}, path / "optimizer.bin"
+    )
+    companions(path)
+    return named, optimizer
+
+
+def assert_run(path, named, optimizer):
+    """A plain file has all values of the run."""
+    held = torch.load(path, weights_only=True)
+    for name, p in named.items():
+        states = held["params"][name]
+        assert torch.equal(states["weight"], p.detach())
+        for state, value in optimizer.state.get(p, {}).items():
+            assert torch.equal(torch.as_tensor(states[state]), value), (name, state)
+    name_of = {p: name for name, p in named.items()}
+    assert [g["params"] for g in held["groups"]] == [[name_of[p] for p in g["params"]] for g in optimizer.param_groups]
+    assert [g["weight_decay"] for g in held["groups"]] == [0.1, 0.0]
+
+
+@pytest.mark.parametrize("made", [ddp, full], ids=["ddp", "full"])
+@pytest.mark.parametrize("call", ["zero2(dp=3)", "dcp(fsdp=2)", "trainer(dp=3)", "trainer(dp=1, full=1)"])
+def test_a_run_changes_its_strategy_in_the_trainers_folder(made, call, tmp_path):
+    named, optimizer = made(tmp_path / "s")
+    ucpl.convert(tmp_path / "s", tmp_path / "p.pt", "plain()")
+    assert_run(tmp_path / "p.pt", named, optimizer)
+    ucpl.convert(tmp_path / "s", tmp_path / "t", call)
+    for name in ("config.json", "trainer_state.json", "scheduler.pt"):
+        assert (tmp_path / "t" / name).read_bytes() == (tmp_path / "s" / name).read_bytes()
+    ranks = int(call.partition("=")[2].strip(")").partition(",")[0])
+    assert len([*(tmp_path / "t").glob("rng_state*.pth")]) == ranks
+    assert ucpl.verify(tmp_path / "t")
+    ucpl.convert(tmp_path / "t", tmp_path / "back", "trainer(dp=2)")
+    ucpl.convert(tmp_path / "back", tmp_path / "b.pt", "plain()")
+    assert_run(tmp_path / "b.pt", named, optimizer)
+
+
+def test_names_of_files_are_those_that_each_strategy_loads(tmp_path):
+    ddp(tmp_path / "s")
+    for call, files in (
+        ("dcp(fsdp=2)", {"pytorch_model_fsdp_0", "optimizer_0"}),
+        ("zero1(dp=2)", {"global_step3", "latest"}),
+        ("trainer(dp=2, full=1)", {"pytorch_model_fsdp.bin", "optimizer.bin"}),
+        ("trainer(dp=2)", {"model.safetensors", "optimizer.pt"}),
+    ):
+        ucpl.convert(tmp_path / "s", tmp_path / call, call)
+        assert files <= {path.name for path in (tmp_path / call).iterdir()}
+    whole = torch.load(tmp_path / "trainer(dp=2, full=1)" / "pytorch_model_fsdp.bin", weights_only=True)
+    assert torch.equal(whole["lm_head.weight"], whole["model.embed_tokens.weight"]), "FSDP asks for both names"
+
+
+def test_torch_loads_the_optimizer_of_a_target(tmp_path):
+    ddp(tmp_path / "s")
+    ucpl.convert(tmp_path / "s", tmp_path / "z", "zero1(dp=2)")
+    ucpl.convert(tmp_path / "z", tmp_path / "t", "trainer(dp=2)")
+    named, optimizer = run()
+    other = torch.optim.AdamW([{"params": g["params"]} for g in optimizer.param_groups])
+    other.load_state_dict(torch.load(tmp_path / "t" / "optimizer.pt", weights_only=True))
+    for p in named.values():
+        assert all(torch.equal(other.state[p][state], optimizer.state[p][state]) for state in optimizer.state[p])
+    assert other.param_groups[0]["betas"] == (0.9, 0.999)
+
+
+def test_frozen_parameters_of_one_shape_ask_for_the_order(tmp_path):
+    frozen = ("model.layers.1.input_layernorm.weight",)
+    named, optimizer = ddp(tmp_path / "s", frozen)
+    with pytest.raises(UcplError, match="E446") as caught:
+        api.open_checkpoint(tmp_path / "s")
+    assert 'trainer(order="names.json")' in (caught.value.diagnostics[0].remedy or "")
+    name_of = {p: name for name, p in named.items()}
+    names = [[name_of[p] for p in g["params"]] for g in optimizer.param_groups]
+    (tmp_path / "names.json").write_text(json.dumps(names))
+    order = f'trainer(order="{tmp_path / "names.json"}")'
+    ucpl.convert(tmp_path / "s", tmp_path / "p.pt", "plain()", layout=order)
+    assert_run(tmp_path / "p.pt", named, optimizer)
+    ucpl.convert(tmp_path / "s", tmp_path / "w", "safetensors()", layout=order)
+    assert set(load_file(tmp_path / "w" / "model.safetensors")) == set(LLAMA)
+
+
+def test_safetensors_of_an_unknown_class_give_no_order(tmp_path):
+    ddp(tmp_path / "s")
+    (tmp_path / "s" / "config.json").write_text(json.dumps({"model_type": "mine"}))
+    with pytest.raises(UcplError, match="E446"):
+        api.open_checkpoint(tmp_path / "s")
+    (tmp_path / "s" / "model.safetensors").unlink()
+    named, optimizer = run()
+    torch.save({n: p.detach() for n, p in named.items()}, tmp_path / "s" / "pytorch_model.bin")
+    ucpl.convert(tmp_path / "s", tmp_path / "p.pt", "plain()")
+    assert_run(tmp_path / "p.pt", named, optimizer)
+
+
+def test_shapes_alone_can_leave_one_order_of_an_unknown_class(tmp_path):
+    shapes = {"wte.weight": (11, 4), "block.down.weight": (4, 5), "block.up.weight": (5, 4), "block.up.bias": (5,)}
+    torch.manual_seed(1)
+    parameters = {name: torch.nn.Parameter(torch.randn(shapes[name])) for name in sorted(shapes)}
+    order = ["wte.weight", "block.up.weight", "block.up.bias", "block.down.weight"]
+    optimizer = torch.optim.AdamW([parameters[name] for name in order], lr=0.1)
+    for p in parameters.values():
+        p.grad = torch.randn_like(p)
+    optimizer.step()
+    folder = tmp_path / "s"
+    folder.mkdir()
+    save_file({n: p.detach() for n, p in parameters.items()}, folder / "model.safetensors")
+    torch.save(optimizer.state_dict(), folder / "optimizer.bin")
+    torch.save({"step": 0}, folder / "random_states_0.pkl")
+    assert api.open_checkpoint(folder).state.groups[0].members == tuple(order)
+
+
+def accelerate(path: Path, lead=""):
+    """As `save_state` writes it; `module.` begins the names of a module that DDP wraps."""
+    path.mkdir()
+    named, optimizer = run()
+    torch.save({lead + n: p.detach() for n, p in named.items()}, path / "pytorch_model.bin")
+    torch.save(optimizer.state_dict(), path / "optimizer.bin")
+    torch.save({"last_epoch": 3, "_step_count": 4}, path / "scheduler.bin")
+    torch.save({"seen": 3}, path / "custom_checkpoint_0.pkl")
+    for rank in range(1 + bool(lead)):
+        torch.save({"step": 0}, path / f"random_states_{rank}.pkl")
+    return named, optimizer
+
+
+@pytest.mark.parametrize("lead", ["", "module."])
+def test_accelerate_finds_each_strategy_by_its_names(lead, tmp_path):
+    named, optimizer = accelerate(tmp_path / "s", lead)
+    for call, file in (
+        ("zero1(dp=2)", "pytorch_model"),
+        ("dcp(fsdp=2)", "optimizer_0"),
+        ("accelerate(dp=2, full=1)", "pytorch_model_fsdp.bin"),
+        ("accelerate(dp=2)", "model.safetensors"),
+    ):
+        there = tmp_path / call
+        ucpl.convert(tmp_path / "s", there, call)
+        assert (there / file).exists() and (there / "custom_checkpoint_0.pkl").exists()
+        assert len([*there.glob("random_states_*.pkl")]) == 2
+        ucpl.convert(there, tmp_path / f"{call}.back", "accelerate(dp=1)")
+        ucpl.convert(tmp_path / f"{call}.back", tmp_path / f"{call}.pt", "plain()")
+        assert_run(tmp_path / f"{call}.pt", named, optimizer)
+        assert set(load_file(tmp_path / f"{call}.back" / "model.safetensors")) == set(LLAMA)
+    names = load_file(tmp_path / "accelerate(dp=2)" / "model.safetensors")
+    assert set(names) == set(LLAMA), "Accelerate unwraps the module before it loads"
+
+
+def test_several_models_are_refused_by_name(tmp_path):
+    accelerate(tmp_path / "s")
+    shutil.copy(tmp_path / "s" / "pytorch_model.bin", tmp_path / "s" / "pytorch_model_1.bin")
+    with pytest.raises(UcplError, match="E487"):
+        api.open_checkpoint(tmp_path / "s")
+
+
+def test_two_optimizers_of_one_model_have_groups_of_their_own(tmp_path):
+    folder = tmp_path / "s"
+    accelerate(folder)
+    (folder / "optimizer.bin").unlink()
+    named, _ = run()
+    halves = [[p for p in named.values() if (p.ndim > 1) == is_wide] for is_wide in (True, False)]
+    for n, half in enumerate(halves):
+        for p in half:
+            p.grad = torch.ones_like(p)
+        optimizer = torch.optim.SGD(half, lr=0.1 * (n + 1), momentum=0.9)
+        optimizer.step()
+        torch.save(optimizer.state_dict(), folder / f"optimizer{f'_{n}' if n else ''}.bin")
+    opened = api.open_checkpoint(folder)
+    assert [(g.name, len(g.members)) for g in opened.state.groups] == [("optimizer/0", 15), ("optimizer_1/0", 5)]
+
+
+def adapter(path: Path):
+    path.mkdir()
+    torch.manual_seed(2)
+    names = [
+        f"base_model.model.model.layers.{n}.self_attn.{part}.lora_{half}"
+        for n in range(2)
+        for part in ("q_proj", "v_proj")
+        for half in "AB"
+    ]
+    shapes = [(2, 6) if name.endswith("A") else (6 if "q_proj" in name else 3, 2) for name in names]
+    parameters = {name: torch.nn.Parameter(torch.randn(shape)) for name, shape in zip(names, shapes, strict=True)}
+    optimizer = torch.optim.AdamW([{"params": list(parameters.values())}, {"params": []}], lr=0.1)
+    for p in parameters.values():
+        p.grad = torch.randn_like(p)
+    optimizer.step()
+    save_file({f"{n}.weight": p.detach() for n, p in parameters.items()}, path / "adapter_model.safetensors")
+    (path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
+    torch.save(optimizer.state_dict(), path / "optimizer.pt")
+    companions(path, 1)
+    return parameters
+
+
+def test_an_adapter_has_the_names_of_its_module_there_and_those_of_peft_in_files(tmp_path):
+    parameters = adapter(tmp_path / "s")
+    opened = api.open_checkpoint(tmp_path / "s")
+    assert opened.state.groups[0].members == tuple(f"{name}.default.weight" for name in parameters)
+    ucpl.convert(tmp_path / "s", tmp_path / "z", "zero1(dp=2)")
+    ucpl.convert(tmp_path / "z", tmp_path / "t", "trainer(dp=1)")
+    made = load_file(tmp_path / "t" / "adapter_model.safetensors")
+    assert {n: v.tolist() for n, v in made.items()} == {f"{n}.weight": p.tolist() for n, p in parameters.items()}

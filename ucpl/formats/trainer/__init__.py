@@ -1,0 +1,62 @@
+"""Folders of the Trainer and of Accelerate without an engine.
+
+DDP, one process, and FSDP's full state dict write them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ucpl.registry import Format
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from ucpl.files.checkpoint import Checkpoint, Framework, Order
+
+
+class _Run(Format):
+    settings = ("dp", "full")
+    forms = ("torch",)
+    has_own_files = True
+    has_optimizer = True
+    has_plan_groups = True
+    has_names_of_modules = True
+    kept_values = frozenset(("optimizer_values", "global_steps", "huggingface_files"))
+    reads = ("order",)
+
+    def store(self) -> Framework:
+        from ucpl.formats.trainer.store import Folders as Store
+
+        return Store(self.name)
+
+    def open(self, path: Path, order: Order | None, arguments: Mapping[str, object]) -> Checkpoint:
+        from ucpl.formats.trainer.store import Folders
+
+        return Folders(self.name).open(path, order)
+
+    def companions_of(self, root: Path) -> tuple[str, ...]:
+        from ucpl.formats.trainer.reading import own_files
+
+        return own_files(self.name, root)
+
+
+class TrainerFormat(_Run):
+    name = "trainer"
+    title = "a folder of the Trainer"
+    place = 60
+    layouts = ("trainer",)
+    container = "trainer"
+
+
+class AccelerateFormat(_Run):
+    name = "accelerate"
+    title = "a folder of Accelerate"
+    place = 61
+    layouts = ("accelerate",)
+    container = "accelerate"
+
+
+TRAINER = TrainerFormat()
+ACCELERATE = AccelerateFormat()

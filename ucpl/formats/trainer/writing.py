@@ -1,0 +1,146 @@
+"""The files of a folder of the Trainer or Accelerate.
+
+`full`: FSDP's form, one torch file of weights under all names, and names in place of numbers in the optimizer. Else weights
+are in model.safetensors, or in adapter_model.safetensors under PEFT's names.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+from attrs import field
+
+from ucpl.errors import Label, fail
+from ucpl.extents import Scalar, StoredTensor, Structure, TensorRef, key_text
+from ucpl.files.carrying import Storages, by_place
+from ucpl.files.checkpoint import Checkpoint, Skeleton, SkeletonFile
+from ucpl.files.pickles import unsafe_globals
+from ucpl.files.safetensors_files import ALIASES
+from ucpl.files.scalars import number_of
+from ucpl.formats.leaving import empty_tensors
+from ucpl.formats.optimizer_hypers import completed
+from ucpl.formats.torch_optimizer import EXTRA, state_dict_of
+from ucpl.formats.trainer.reading import FSDP, OPTIMIZER, WEIGHTS, OwnNames
+from ucpl.records import define
+
+__all__ = ["skeleton_of"]
+
+_FILES = {"trainer": "optimizer.pt", "accelerate": "optimizer.bin"}
+_FULL_OPTIMIZER = "optimizer.bin"
+_ADAPTER = re.compile(r"\.(?:lora_\w+|modules_to_save)\.[^.]+(?=\.|\Z)")
+
+
+def skeleton_of(kind: str, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint) -> Skeleton:
+    """The files of a target.
+
+    Raises: UcplError E471.
+    """
+    return _Writer(kind, structure, targets, source).skeleton()
+
+
+@define(eq=False)
+class _Writer:
+    kind: str
+    structure: Structure
+    targets: tuple[StoredTensor, ...]
+    source: Checkpoint
+    weights: Storages = field(init=False)
+    optim: Storages = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.weights = Storages({})
+        self.optim = Storages(by_place(self.source.carried_extents.values()))
+
+    def number(self, name: str) -> int:
+        value = self.structure.settings.get(name)
+        return value if isinstance(value, int) else 0
+
+    @property
+    def is_full(self) -> bool:
+        return bool(self.number("full"))
+
+    def skeleton(self) -> Skeleton:
+        held: dict[str, TensorRef] = {}
+        states: dict[str, dict[str, object]] = {}
+        placed: tuple[dict[int, str], dict[int, str]] = ({}, {})
+        for i, target in enumerate(self.targets):
+            at = placed[target.file == OPTIMIZER]
+            made = (self.optim if target.file == OPTIMIZER else self.weights).tensor(target.dtype, target.shape)
+            if target.numel:
+                at[i] = made.storage.name
+            match target.file, tuple(map(str, target.key)):
+                case (file, (name,)) if file == WEIGHTS:
+                    held[name] = made
+                case (file, (name, state)) if file == OPTIMIZER:
+                    states.setdefault(name, {})[state] = made
+                case _:
+                    where = key_text(target.key)
+                    fail("E471", f"a folder of {self.kind} has no place for {where}", Label(target.file, where=where))
+        for name, one in empty_tensors(self.source.state, self.source.root).items():
+            held.setdefault(name, self.weights.empty(one.dtype, one.shape))
+            if one.states or one.numbers:
+                made_of = {state: self.optim.empty(dtype, one.shape) for state, dtype in one.states.items()}
+                states.setdefault(name, {**made_of, **one.numbers})
+        files = [self.model(held, placed[0])]
+        self.numbers(states)
+        if states or self.source.state.groups:
+            files.append(self.optimizer(states, placed[1]))
+        unsafe = tuple(sorted({one for file in files for one in unsafe_globals(file.value)}))
+        return Skeleton("", tuple(files), unsafe_globals=unsafe)
+
+    # ---- weights ---------------------------------------------------------------------------------------------------
+
+    def model(self, held: dict[str, TensorRef], storage_of: dict[int, str]) -> SkeletonFile:
+        aliases = {alias: owner for alias, owner in self.structure.aliases.items() if owner in held}
+        if self.is_full:
+            tree = held | {alias: held[owner] for alias, owner in aliases.items()}
+            return SkeletonFile(FSDP, tree, storage_of=storage_of)
+        adapter = [name for name in held if _ADAPTER.search(name)]
+        file = "adapter_model.safetensors" if adapter else "model.safetensors"
+        names = {name: self.stored(name) for name in (*held, *aliases)}
+        seconds = {names[alias]: names[owner] for alias, owner in aliases.items()}
+        metadata = {"format": "pt"} | ({ALIASES: json.dumps(seconds, sort_keys=True)} if seconds else {})
+        value = {names[name]: one for name, one in held.items()}
+        return SkeletonFile(file, value, "safetensors", metadata, storage_of)
+
+    def stored(self, name: str) -> str:
+        """The name of a tensor in the file."""
+        own = self.source.own
+        said = own.stored.get(name, name) if isinstance(own, OwnNames) else name
+        if _ADAPTER.search(name):
+            said = _ADAPTER.sub(
+                lambda found: "" if "modules_to_save" in found[0] else found[0].rpartition(".")[0], name
+            )
+        return said.removeprefix("module.")
+
+    # ---- the optimizer ---------------------------------------------------------------------------------------------
+
+    def numbers(self, states: dict[str, dict[str, object]]) -> None:
+        """Numbers of parameters, and states of other forms."""
+        for state, values in self.source.state.scalars.items():
+            for name, value in values.items():
+                extent = self.source.scalar_extents.get(state, {}).get(name)
+                is_tensor = isinstance(value, Scalar) and extent is not None
+                held = self.optim.extent(extent) if is_tensor and extent else number_of(value)
+                states.setdefault(name, {})[state] = held
+        extra = self.source.state.blobs.get(EXTRA)
+        for name, more in extra.items() if isinstance(extra, dict) else ():
+            states.setdefault(str(name), {}).update(self.optim.value(more))
+
+    def optimizer(self, states: Mapping[str, Mapping[str, object]], storage_of: dict[int, str]) -> SkeletonFile:
+        rows = []
+        for group in self.source.state.groups:
+            hyper = completed(self.source, self.structure, group.hyper, group.members)
+            rows.append((group.every, self.optim.value(hyper)))
+        named = [(every, {**hyper, "param_names": list(every)}) for every, hyper in rows]  # as torch writes names
+        made = state_dict_of(named, states)
+        if self.is_full:
+            names = [name for every, _ in rows for name in every]
+            made = {
+                "state": {name: dict(states[name]) for name in names if states.get(name)},
+                "param_groups": [{**hyper, "params": list(every)} for every, hyper in rows],
+            }
+        file = _FULL_OPTIMIZER if self.is_full else _FILES[self.kind]
+        return SkeletonFile(file, made, storage_of=storage_of, carried=tuple(self.optim.carried))
