@@ -27,12 +27,12 @@ class _Run(Format):
     reads = ("order",)
 
     def store(self) -> Framework:
-        from ucpl.formats.trainer.store import Folders as Store
+        from ucpl.formats.trainer.writing import Folders as Store
 
         return Store(self.name)
 
     def open(self, path: Path, order: Order | None, arguments: Mapping[str, object]) -> Checkpoint:
-        from ucpl.formats.trainer.store import Folders
+        from ucpl.formats.trainer.writing import Folders
 
         return Folders(self.name).open(path, order)
 

@@ -1,4 +1,4 @@
-"""The files of a folder of the Trainer or Accelerate.
+"""The store of folders of the Trainer and Accelerate, and their files.
 
 `full`: FSDP's form, one torch file of weights under all names, and names in place of numbers in the optimizer. Else weights
 are in model.safetensors, or in adapter_model.safetensors under PEFT's names.
@@ -9,35 +9,54 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from attrs import field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Scalar, StoredTensor, Structure, TensorRef, key_text
 from ucpl.files.carrying import Storages, by_place
-from ucpl.files.checkpoint import Checkpoint, Skeleton, SkeletonFile
+from ucpl.files.checkpoint import Checkpoint, Order, Skeleton, SkeletonFile
+from ucpl.files.demands import Demands
 from ucpl.files.pickles import unsafe_globals
 from ucpl.files.safetensors_files import ALIASES
 from ucpl.files.scalars import number_of
 from ucpl.formats.leaving import empty_tensors
 from ucpl.formats.optimizer_hypers import completed
 from ucpl.formats.torch_optimizer import EXTRA, state_dict_of
-from ucpl.formats.trainer.reading import FSDP, OPTIMIZER, WEIGHTS, OwnNames
+from ucpl.formats.trainer.reading import FSDP, OPTIMIZER, WEIGHTS, OwnNames, opened, recognised
 from ucpl.records import define
 
-__all__ = ["skeleton_of"]
+__all__ = ["Folders"]
 
 _FILES = {"trainer": "optimizer.pt", "accelerate": "optimizer.bin"}
 _FULL_OPTIMIZER = "optimizer.bin"
 _ADAPTER = re.compile(r"\.(?:lora_\w+|modules_to_save)\.[^.]+(?=\.|\Z)")
 
 
-def skeleton_of(kind: str, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint) -> Skeleton:
-    """The files of a target.
+class Folders:
+    """The store of one kind of folder."""
 
-    Raises: UcplError E471.
-    """
-    return _Writer(kind, structure, targets, source).skeleton()
+    demands = Demands()
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def recognises(self, path: Path) -> bool:
+        return recognised(self.name, path)
+
+    def open(self, path: Path, order: Order | None = None) -> Checkpoint:
+        """Read all headers."""
+        return opened(self.name, path, order)
+
+    def skeleton(
+        self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None
+    ) -> Skeleton:
+        """The files of a target.
+
+        Raises: UcplError E471.
+        """
+        return _Writer(self.name, structure, targets, source).skeleton()
 
 
 @define(eq=False)
