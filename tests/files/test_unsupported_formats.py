@@ -25,8 +25,6 @@ def refused(path: Path) -> tuple[str, str, str]:
     return said.code, said.message, said.remedy
 
 
-
-
 @pytest.mark.parametrize(
     "names",
     [(".metadata",), ("0_0.distcp",), ("meta.pt",), ("pytorch_model_fsdp_0/x",), ("pytorch_model_fsdp_0/.metadata",)],
