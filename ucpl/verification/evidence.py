@@ -244,12 +244,16 @@ def transformers_class(
                 "ucpl wrote these files by a spec, whose mistakes do not show on the way back: verify files of the framework",
             )
     if known_as is None:
-        name = side.placement.layout.model_name
+        name, written = side.placement.layout.model_name, side.library.known.get(side.placement.layout.name)
+        hint = ""
+        if written is not None and not written.file.name.startswith("specs/"):
+            hint = (
+                f". Name tensors and dims as `ucpl import hf {folder}` does, or verify files of ranks that the framework"
+                " wrote, with --reference"
+            )
         return says(
             "absent",
-            f"no shipped spec has model `{name}` and its tensors, and `import hf` does not write them for {folder}. Name"
-            f" tensors and dims as `ucpl import hf {folder}` does, or verify files of ranks that the framework wrote, with"
-            " --reference",
+            f"no shipped spec has model `{name}` and its tensors, and `import hf` does not write them for {folder}{hint}",
         )
     library, call = known_as
     own = side.library.known.get(side.placement.layout.name)
