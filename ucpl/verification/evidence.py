@@ -244,17 +244,7 @@ def transformers_class(
                 "ucpl wrote these files by a spec, whose mistakes do not show on the way back: verify files of the framework",
             )
     if known_as is None:
-        name, written = side.placement.layout.model_name, side.library.known.get(side.placement.layout.name)
-        hint = ""
-        if written is not None and not written.file.name.startswith("specs/"):
-            hint = (
-                f". Name tensors and dims as `ucpl import hf {folder}` does, or verify files of ranks that the framework"
-                " wrote, with --reference"
-            )
-        return says(
-            "absent",
-            f"no shipped spec has model `{name}` and its tensors, and `import hf` does not write them for {folder}{hint}",
-        )
+        return says("absent", _unknown(side, folder))
     library, call = known_as
     own = side.library.known.get(side.placement.layout.name)
     if own is not None and own.file.name.startswith("specs/") and reference is None:
@@ -341,6 +331,21 @@ def _written_layout(
         return None
     call = nodes.Call("hf")
     return (library, call) if _has_all(library, call, side.placement, config) else None
+
+
+def _unknown(side: DescribedSide, folder: Path) -> str:
+    """The reason why no text has the side's tensors.
+
+    For a spec of the user, with the names to write.
+    """
+    name, written = side.placement.layout.model_name, side.library.known.get(side.placement.layout.name)
+    text = f"no shipped spec has model `{name}` and its tensors, and `import hf` does not write them for {folder}"
+    if written is None or written.file.name.startswith("specs/"):
+        return text
+    return (
+        f"{text}. Name tensors and dims as `ucpl import hf {folder}` does, or verify files of ranks that the framework"
+        " wrote, with --reference"
+    )
 
 
 def _own_layout(side: DescribedSide, config: Config) -> tuple[Library, nodes.Call] | None:
