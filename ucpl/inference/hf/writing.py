@@ -131,7 +131,7 @@ class _Writer:
             found.append((f, self.stored(f, path)))
         kept = self.settled(found)
         for f, _ in found:
-            self.write(lines, f, kept[f.pattern], None if f.first.dtype == common else f.first.dtype)
+            self.write(lines, f, kept[f.sample], None if f.first.dtype == common else f.first.dtype)
         model = _model_name(self.facts.config)
         return self.page(model, common, lines, dict(zip((f.sample for f in folded), names, strict=True)))
 
@@ -218,7 +218,7 @@ class _Writer:
         stored = _Stored(path, indices, extents, (*self.stage(f), key), self.axes(f, set(indices)))
         return stored if any(_is_cut(axis) for axis in stored.axes) else self.planned(f, stored)
 
-    def settled(self, found: list[tuple[Folded, _Stored]]) -> dict[Form, _Stored]:
+    def settled(self, found: list[tuple[Folded, _Stored]]) -> dict[str, _Stored]:
         """The tensors with cuts that a job can run: the modules of a layer are cut alike or not at all.
 
         A dim that only one module of a layer is cut along stays complete, and so does one whose double or triple is an
@@ -238,10 +238,10 @@ class _Writer:
             modules |= dict.fromkeys(keys, several)
         alone = {key for key, several in modules.items() if len(several) < 2 and key[0]}
         fused = self.fused(found)
-        out: dict[Form, _Stored] = {}
+        out: dict[str, _Stored] = {}  # by sample: tensors of several shapes can have one pattern
         for f, stored in found:
             refused = {n for n in _cut_names(stored) if (_layer(f), n) in alone or (_parent(f), n) in fused}
-            out[f.pattern] = evolve(stored, axes=tuple(_uncut(a, refused) for a in stored.axes))
+            out[f.sample] = evolve(stored, axes=tuple(_uncut(a, refused) for a in stored.axes))
         return out
 
     def fused(self, found: list[tuple[Folded, _Stored]]) -> set[tuple[Form, str]]:
