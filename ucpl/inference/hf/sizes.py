@@ -321,7 +321,8 @@ def _of_one(a: DimSize) -> Iterator[DimSize]:
     for n in (2, 3, 4, 8, 16):
         yield _times(n, a, f"{a.name}_x{n}", None)
     for n in (2, 4, 8):
-        yield _made(f"{a.name}_by_{n}", f"{a.text} / {n}", [v // n for v in a.vector], a)
+        if a.vector[0] % n == 0:  # `/` leaves no remainder
+            yield _made(f"{a.name}_by_{n}", f"{a.text} / {n}", [v // n for v in a.vector], a)
     for n in (1, 2):
         yield _made(f"{a.name}_{n}", f"{a.text} + {n}", [v + n for v in a.vector], a)
         yield _made(f"{a.name}_less_{n}", f"{a.text} - {n}", [v - n for v in a.vector], a)
