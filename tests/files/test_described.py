@@ -142,21 +142,21 @@ def test_the_way_out_of_several_files_takes_them_all(tmp_path: Path, monkeypatch
     """An index lists the files; without one, a spec joins them."""
     folder, state = tmp_path / "bins", {f"w{i}": torch.full((2,), float(i)) for i in range(6)}
     folder.mkdir()
-    files = {f"w{i}": f"pytorch_model-0000{i // 2 + 1}-of-00003.bin" for i in range(6)}
+    files = {f"w{i}": f"part-{i // 2 + 1}.pt" for i in range(6)}
     for file in sorted(set(files.values())):
         torch.save({k: v for k, v in state.items() if files[k] == file}, folder / file)
     done = command("inspect", folder)
     assert "(3 such files)" in done.err and "--from FILE.ucpl:LAYOUT" in done.err and "python -c" not in done.err
-    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": files}))
+    (folder / "part.index.json").write_text(json.dumps({"weight_map": files}))
     said = command("inspect", folder).err
     monkeypatch.chdir(tmp_path)
     code = shlex.split(said[said.index("python -c") :].splitlines()[0])[2]
     subprocess.run([sys.executable, "-c", code], check=True)
     made = load_file(tmp_path / "model.safetensors")
     assert made.keys() == state.keys() and all(torch.equal(made[k], state[k]) for k in state)
-    (folder / "pytorch_model-00002-of-00003.bin").unlink()
+    (folder / "part-2.pt").unlink()
     done = command("inspect", folder)
-    assert "1 of 3: pytorch_model-00002-of-00003.bin" in done.err and "python -c" not in done.err
+    assert "1 of 3: part-2.pt" in done.err and "python -c" not in done.err
 
 
 def test_files_of_ranks_are_not_one_file(tmp_path: Path) -> None:

@@ -385,12 +385,12 @@ def test_the_verb(tmp_path, capsys):
     assert main(["import", "hf", str(tmp_path / "nothing")]) == 3
 
 
-def test_weights_in_bin_files_are_named_where_there_is_no_class(tmp_path, monkeypatch):
+def test_files_without_names_are_named_where_there_is_no_class(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(UcplError, match=r"E396.*a config alone has no names"):
         hf.import_hf(tmp_path)
-    (tmp_path / "pytorch_model.bin").write_bytes(b"PK")
-    with pytest.raises(UcplError, match=r"E396.*weights are in pytorch_model\.bin") as caught:
+    (tmp_path / "model.pth").write_bytes(b"PK")
+    with pytest.raises(UcplError, match=r"E396.*weights are in model\.pth") as caught:
         hf.import_hf(tmp_path)
     assert "save_pretrained" in caught.value.diagnostics[0].remedy

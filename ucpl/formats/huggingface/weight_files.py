@@ -11,9 +11,10 @@ from pathlib import Path
 
 from attrs import field
 
-from ucpl.errors import Label, fail
+from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import Extent, TensorRef
 from ucpl.extents.account import NotRead
+from ucpl.files.described import found_at
 from ucpl.files.safetensors_files import ALIASES, SafetensorsFile, read_safetensors_file
 from ucpl.files.torch_files import read_torch_file
 from ucpl.formats.huggingface.precedence import PICKLE
@@ -44,14 +45,13 @@ class WeightsFile:
     @classmethod
     def of_pickle(cls, root: Path, file: str) -> WeightsFile:
         """A state dict of torch.save. Raises: UcplError E390, E400-E427."""
-        part = read_torch_file(root, file)
+        try:
+            part = read_torch_file(root, file)
+        except UcplError:
+            _reject(root / file)  # a file of another program
+            raise
         if not isinstance(part.value, dict) or not any(isinstance(one, TensorRef) for one in part.value.values()):
-            keys = ", ".join(map(str, list(part.value)[:6])) if isinstance(part.value, dict) else ""
-            fail(
-                "E390",
-                f"{file} holds no tensors by name" + (f": its keys are {keys}" if keys else ""),
-                Label(str(part.path), where=keys),
-            )
+            _reject(root / file)
         tensors = {name: one for name, one in part.value.items() if isinstance(one, TensorRef)}
         aliases = dict(_second_names(tensors))
         extents = {str(n): part.extent((str(n),), one) for n, one in tensors.items() if n not in aliases}
@@ -69,6 +69,13 @@ def read_weights(root: Path, file: str) -> WeightsFile:
     if PICKLE.fullmatch(file.rpartition("/")[2]):
         return WeightsFile.of_pickle(root, file)
     return WeightsFile.of_safetensors(read_safetensors_file(root, file))
+
+
+def _reject(path: Path) -> None:
+    """Raises: UcplError E390 with a description of the file, or the error of a damaged one."""
+    found = found_at(path)
+    if found is not None:
+        fail("E390", f"{path.name} holds no tensors by name: {found.what}", Label(str(path)), remedy=found.remedy)
 
 
 def _second_names(tensors: dict[object, TensorRef]) -> Iterable[tuple[str, str]]:

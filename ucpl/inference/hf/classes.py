@@ -102,7 +102,7 @@ def _reject_without_names(file: Path) -> NoReturn:
         fail("E396", "transformers is not installed: a config alone has no names", Label(str(file)))
     fail(
         "E396",
-        f"the weights are in {pickled}: names are read from the headers of .safetensors files alone,"
+        f"the weights are in {pickled}: names are read from .safetensors files and pytorch_model.bin alone,"
         " or asked of transformers, which is not installed",
         Label(str(file.parent / pickled), "is no .safetensors file"),
         Label(str(file), "has no names"),
