@@ -211,7 +211,7 @@ def test_tensors_without_elements_keep_their_places(tmp_path: Path) -> None:
 
 def test_a_file_of_lightning_keeps_its_form(tmp_path: Path) -> None:
     made, losses = save(tmp_path / "plain.pt")
-    whole = {
+    whole: dict[str, Any] = {
         "pytorch-lightning_version": "2.6.6",
         "global_step": 2,
         "state_dict": {f"net.{name}": one for name, one in made["model"].items()},

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -248,7 +249,8 @@ def adapter(path: Path):
     ]
     shapes = [(2, 6) if name.endswith("A") else (6 if "q_proj" in name else 3, 2) for name in names]
     parameters = {name: torch.nn.Parameter(torch.randn(shape)) for name, shape in zip(names, shapes, strict=True)}
-    optimizer = torch.optim.AdamW([{"params": list(parameters.values())}, {"params": []}], lr=0.1)
+    groups: list[dict[str, Any]] = [{"params": list(parameters.values())}, {"params": []}]
+    optimizer = torch.optim.AdamW(groups, lr=0.1)
     for p in parameters.values():
         p.grad = torch.randn_like(p)
     optimizer.step()

@@ -50,14 +50,13 @@ class WeightsFile:
         except UcplError:
             _reject(root / file)  # a file of another program
             raise
-        if not isinstance(part.value, dict) or not any(isinstance(one, TensorRef) for one in part.value.values()):
+        values = part.value if isinstance(part.value, dict) else {}
+        tensors = {name: one for name, one in values.items() if isinstance(one, TensorRef)}
+        if not tensors:
             _reject(root / file)
-        tensors = {name: one for name, one in part.value.items() if isinstance(one, TensorRef)}
         aliases = dict(_second_names(tensors))
         extents = {str(n): part.extent((str(n),), one) for n, one in tensors.items() if n not in aliases}
-        unread = (
-            NotRead(f"{file}: {name}", "it is no tensor", kind="value") for name in part.value if name not in tensors
-        )
+        unread = (NotRead(f"{file}: {name}", "it is no tensor", kind="value") for name in values if name not in tensors)
         return cls(file, part.path, extents, aliases, unread=tuple(unread))
 
 
