@@ -188,7 +188,8 @@ class Opened:
         found = []
         for state, entry in states.items():
             stored = self.metadata.tensors.get(entry)
-            if "." in state:  # in a dict or list of states: codes of 8 bits need the scales next to them
+            if "." in state and self.metadata.paths[entry][-1] != state:
+                # in a dict or list of states: codes of 8 bits need the scales next to them
                 self.keep_other(name, state, entry, self.value(entry) if stored is None else self.other(entry, stored))
             elif stored is None:
                 self.keep_number(state, name, self.value(entry))

@@ -159,16 +159,21 @@ class DCPWriter:
     @property
     def is_apart(self) -> bool:
         """True if model and optimizer have separate folders, as the source's, and in a training framework's folder."""
-        if self.structure.framework != "dcp":
+        if self.structure.framework != "dcp" or self.is_of_step:
             return False
         container = self.source.container
         is_held = container is not None and container.kind.holds(format_named(self.structure.framework))
         return is_held or f"{MODEL}/{METADATA}" in self.source.files
 
+    @property
+    def is_of_step(self) -> bool:
+        """True if one folder inside a step's has model and optimizer, as the source's."""
+        container = self.source.container
+        return self.structure.framework == "dcp" and container is not None and container.kind.tag == OF_STEP
+
     def home(self, name: str) -> str:
         """The folder of a value: the optimizer's, or else the model's."""
-        container = self.source.container
-        if self.structure.framework == "dcp" and container is not None and container.kind.tag == OF_STEP:
+        if self.is_of_step:
             return f"{OF_STEP}/"
         if not self.is_apart:
             return ""
