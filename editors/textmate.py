@@ -76,6 +76,7 @@ def grammar() -> dict[str, object]:
         {"include": "#text"},
         _rule("", r"^\s*(model|layout|plan)\s+([A-Za-z_]\w*)", _1="storage.type", _2="entity.name.type"),
         _rule("", rf"^\s*({_any(STARTS)}){NO_NAME}", _1="keyword.control"),
+        _rule("", r"(?<==)\s*([A-Za-z_]\w*)(?=\s*[,)])", _1="variable.other"),  # an argument, as in f(dtype = dtype)
         _rule("", r"(?<==)\s*(model)\b", _1="keyword.other"),  # group * = model
         _rule("", rf"(@)\s*({_any(SPLIT_WORDS)})(?=\s*\()", _1="keyword.operator", _2="keyword.other"),
         _rule("", r"(@)\s*([A-Za-z_]\w*)", _1="keyword.operator", _2="variable.parameter"),

@@ -293,8 +293,8 @@ def contradicted_by_a_class(folder: Path) -> list[str]:
     save(folder / "source", tensors, config)
     text = spec_text("llama.ucpl")
     head, mark, body = text.partition("layout hf(")
-    turned = {"mlp.gate_proj": "mlp.up_proj", "mlp.up_proj": "mlp.gate_proj"}
-    body = re.sub("|".join(turned), lambda found: turned[found.group()], body)
+    turned = {"{mlp}gate_proj": "{mlp}up_proj", "{mlp}up_proj": "{mlp}gate_proj"}
+    body = re.sub("|".join(map(re.escape, turned)), lambda found: turned[found.group()], body)
     (folder / "mine.ucpl").write_text(head + mark + body)
     return ["verify", "source", "--from", "mine.ucpl:hf()"]
 

@@ -90,7 +90,7 @@ REFUSED: list[tuple[str, str, str, str, dict[str, Any]]] = [
     ("E107", "division by zero", text(layout="  let p = ⟦dp / 0\n" + FILE + '  w = pad(a, p) b as "w"\n'), "x(2)", {}),
     ("E108", "3 / 2 leaves a remainder of 1", text(layout="  let p = ⟦dp / 2\n" + FILE + '  w = pad(a, p) b as "w"\n'), "x(3)", {}),
     ("E108", "a = 4 does not divide by 3", text(layout="  dim hi = 3\n  ⟦index a = (hi lo)\n" + W), "x(2)", {}),
-    ("E109", "no function is called `floor` with 2", text(layout="  let p = ⟦floor(3, 2)\n" + FILE + '  w = pad(a, p) b as "w"\n'), "x(2)", {}),
+    ("E109", "no function is called `floors` with 2", text(layout="  let p = ⟦floors(3, 2)\n" + FILE + '  w = pad(a, p) b as "w"\n'), "x(2)", {}),
     ("E110", "no layout is called `y`", text(layout=W), "y(2)", {}),
     ("E110", "no model is called `n`", text(layout=W).replace("of m {", "of n {"), "x(2)", {}),
     ("E112", 'no file "none.ucpl"', text(top='⟦from "none.ucpl" import m2\n', layout=W), "x(2)", {}),

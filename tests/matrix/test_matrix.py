@@ -76,6 +76,7 @@ FORMS = {
     "Hugging Face": Form(
         "safetensors()", 'safetensors(shard="20KB")', 'safetensors(shard="9KB")', 'safetensors(shard="5KB")'
     ),
+    "one torch file": Form("torch_file()", "torch_file()", "torch_file()", "torch_file()"),
     "plain": Form("plain()", "plain()", "plain()", "plain()"),
 }
 LEGACY = "megatron_legacy(tp=2, pp=1)"  # layers are dealt by Megatron's names, and a PipelineModule's are others

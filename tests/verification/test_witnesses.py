@@ -93,7 +93,7 @@ def swap(a: str, b: str) -> list[tuple[str, str]]:
 
 
 MISTAKES = {
-    "gate and up": swap("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+    "gate and up": swap("{mlp}gate_proj.weight", "{mlp}up_proj.weight"),
     "query and key": swap("q_proj.weight", "k_proj.weight"),
     "key and value": swap("k_proj.weight", "v_proj.weight"),
     "rotary pairs for halves": [
@@ -101,7 +101,7 @@ MISTAKES = {
         ("attn.k[l] = (g d) h", "attn.k[l] = (g k two) h"),
     ],
     "a square matrix on its side": [("attn.out[l] = h (g r d) as", "attn.out[l] = (g r d) h as")],
-    "norms in the other's place": swap("{l}.input_layernorm", "{l}.post_attention_layernorm"),
+    "norms in the other's place": swap("{layer}input_layernorm", "{layer}post_attention_layernorm"),
 }
 
 

@@ -145,9 +145,12 @@ def _in_container(source: Side, framework: str) -> Inherited:
 
 def _not_taken(one: Called, source: Side) -> frozenset[str]:
     """Settings that a target does not inherit from its source."""
-    if source.checkpoint is None or not format_named(source.checkpoint.format).has_own_mesh:
+    if source.checkpoint is None:
         return _OWN_NAMES
-    is_alike = one.library.chain(one.call.name)[-1].node.name == source.checkpoint.format
+    of = format_named(source.checkpoint.format)
+    is_alike = one.library.chain(one.call.name)[-1].node.name == of.name
+    if not of.has_own_mesh:
+        return _OWN_NAMES if is_alike else _OWN_NAMES | of.own_settings
     return _OWN_NAMES | {"optimizer"} if is_alike else _OWN_NAMES | _OF_A_MESH
 
 

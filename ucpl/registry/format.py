@@ -91,6 +91,8 @@ class Format:
     """The dtypes of weights and masters alone state in which dtype the run trains."""
     is_of_any_ranks: ClassVar[bool] = False
     """Any number of ranks loads it; it states none."""
+    own_settings: ClassVar[frozenset[str]] = frozenset()
+    """Settings that a target of another format does not take over."""
     has_own_mesh: ClassVar[bool] = False
     """A target of another format does not take over its degrees and stages."""
     is_of_iterations: ClassVar[bool] = False

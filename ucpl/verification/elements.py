@@ -53,8 +53,10 @@ def only(placement: Placement, pairs: set[Pair], tensors: set[str] | None = None
     }
     for part in placement.parts:
         keep = np.flatnonzero(wanted[part.state][part.folded.tensor])
-        if len(keep):
-            parts.append(evolve(part, folded=part.folded.take(keep)))
+        if len(keep) == len(part.folded):
+            parts.append(part)
+        elif len(keep):
+            parts.append(evolve(part, folded=part.folded.take(keep), homes=_unpadded(part.homes)))
     known = {path for path, _ in pairs} if tensors is None else tensors
     layout = evolve(placement.layout, tensors={p: t for p, t in placement.layout.tensors.items() if p in known})
     return Placement(layout, placement.tensors, tuple(parts), placement.flats, placement.blobs)
@@ -75,12 +77,15 @@ def counted(placement: Placement) -> Placement:
             if _is_loose(parts[n].folded.policy).any():
                 kept = held.first(parts[n].folded)
                 homes = parts[n].homes
-                if (
-                    homes.padding and kept.volume.sum() < parts[n].folded.volume.sum()
-                ):  # elements that are left open are no padding
-                    homes = Homes(tuple(evolve(b, padding=np.zeros_like(b.padding)) for b in homes.blocks))
+                if homes.padding and kept.volume.sum() < parts[n].folded.volume.sum():
+                    homes = _unpadded(homes)
                 parts[n] = evolve(parts[n], folded=kept, homes=homes)
     return Placement(placement.layout, placement.tensors, tuple(parts), placement.flats, placement.blobs)
+
+
+def _unpadded(homes: Homes) -> Homes:
+    """Without padding: elements that are left open are none."""
+    return Homes(tuple(evolve(b, padding=np.zeros_like(b.padding)) for b in homes.blocks)) if homes.padding else homes
 
 
 def _is_loose(policy: I64) -> NDArray[np.bool_]:

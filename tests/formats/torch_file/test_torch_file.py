@@ -235,3 +235,29 @@ def test_a_file_of_lightning_keeps_its_form(tmp_path: Path) -> None:
     ucpl.convert(tmp_path / "ema.ckpt", tmp_path / "trained", "plain()")
     found = torch.load(tmp_path / "trained" / "plain.pt", weights_only=True)
     assert torch.equal(found["params"]["token.weight"]["weight"], made["model"]["token.weight"])
+
+
+@pytest.mark.parametrize("via", ["dcp(fsdp=2)", "dcp(fsdp=2, flat=1)", "zero1(dp=2)"])
+def test_an_average_keeps_its_own_names(via: str, tmp_path: Path) -> None:
+    """AveragedModel calls its parameters `module.NAME`; these are no names of the model."""
+    made, _ = save(tmp_path / "one.pt")
+    ema = {"n_averaged": torch.tensor(2), **{f"module.{n}": one + 1 for n, one in made["model"].items()}}
+    torch.save({**made, "ema": ema}, tmp_path / "ema.pt")
+    ucpl.convert(tmp_path / "ema.pt", tmp_path / "there", via)
+    ucpl.convert(tmp_path / "there", tmp_path / "back", "torch_file()")
+    held = loaded(tmp_path / "back")["ema"]
+    assert held.keys() == ema.keys() and all(torch.equal(torch.as_tensor(held[n]), one) for n, one in ema.items())
+
+
+def test_a_flat_buffer_of_two_dtypes_is_compared_with_its_parts(tmp_path: Path) -> None:
+    wide, narrow = nn.Parameter(torch.randn(5, 3)), nn.Parameter(torch.randn(7).bfloat16())
+    optimizer = torch.optim.AdamW([wide, narrow], lr=0.1)
+    wide.grad, narrow.grad = torch.ones_like(wide), torch.ones_like(narrow)
+    optimizer.step()
+    model = {"a.weight": wide.detach(), "b.weight": narrow.detach()}
+    torch.save({"model": model, "optimizer": optimizer.state_dict()}, tmp_path / "one.pt")
+    ucpl.convert(tmp_path / "one.pt", tmp_path / "z", "zero3(dp=2)")
+    found = ucpl.compare(tmp_path / "one.pt", tmp_path / "z")
+    assert {(d.name, d.state, d.a, d.b) for d in found.differences if d.state.startswith("exp_avg")} == {
+        ("b.weight", state, "bf16", "f32") for state in ("exp_avg", "exp_avg_sq")
+    }

@@ -269,3 +269,14 @@ def test_an_adapter_has_the_names_of_its_module_there_and_those_of_peft_in_files
     ucpl.convert(tmp_path / "z", tmp_path / "t", "trainer(dp=1)")
     made = load_file(tmp_path / "t" / "adapter_model.safetensors")
     assert {n: v.tolist() for n, v in made.items()} == {f"{n}.weight": p.tolist() for n, p in parameters.items()}
+
+
+@pytest.mark.parametrize("to", ["trainer(dp=2)", "accelerate()"])
+def test_a_source_outside_such_a_folder_is_refused(to, tmp_path):
+    """The Trainer loads no optimizer if scheduler.pt is missing."""
+    named, optimizer = run()
+    model = {n: p.detach() for n, p in named.items()}
+    torch.save({"model": model, "optimizer": optimizer.state_dict()}, tmp_path / "one.pt")
+    with pytest.raises(UcplError, match="E471.*is not in a folder of one"):
+        ucpl.convert(tmp_path / "one.pt", tmp_path / "out", to)
+    assert not (tmp_path / "out").exists()

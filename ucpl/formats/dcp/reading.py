@@ -457,7 +457,7 @@ class Opened:
         for entry in self.roles.rest:
             stored = self.metadata.tensors.get(entry)
             made = self.carry(self.metadata.objects[entry], (entry,)) if stored is None else self.other(entry, stored)
-            *steps, last = self.metadata.paths[entry]
+            *steps, last = self.wrapped.values.get(entry, self.metadata.paths[entry])
             here = out
             for step in steps:
                 inner = here.setdefault(step, _Node())

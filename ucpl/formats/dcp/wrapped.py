@@ -31,6 +31,7 @@ class Wrapped(Own):
     optimizer: dict[str, str] = field(factory=dict)
     words: Set[str] = frozenset()
     numbers: dict[str, int] = field(factory=dict)  # of the parameters, if the optimizer's dict has no names
+    values: dict[str, tuple[Step, ...]] = field(factory=dict)  # entries of neither dict, with their own paths
 
     def plain(self, name: object) -> object:
         """A parameter's name as the optimizer's groups have it, without wraps."""
@@ -109,7 +110,7 @@ def _steps(steps: tuple[Step, ...], words: Set[str]) -> tuple[Step, ...]:
             continue
         first, dot, rest = step.partition(".")
         less = bare(step, words) if n else first + (f".{bare(rest, words)}" if dot else "")
-        if less:
+        if less or not step:
             out.append(less)
     return tuple(out)
 
@@ -128,7 +129,9 @@ def _wrapped(
             optimizer.setdefault(name, owner)
     for name, number in (numbers or {}).items():
         optimizer.setdefault(name, str(number))
-    return Wrapped(_changed(model), _changed(optimizer), words, dict(numbers or {}))
+    paths = dict(zip(made.paths, metadata.paths.values(), strict=True))
+    values = {entry: paths[entry] for entry in roles.rest}
+    return Wrapped(_changed(model), _changed(optimizer), words, dict(numbers or {}), values)
 
 
 def _changed(names: Mapping[str, str]) -> dict[str, str]:

@@ -26,6 +26,7 @@ class TorchFileFormat(Format):
     )
     settings = ("file", "optimizer_file", "model", "optimizer", "scheduler", "wrap", "masters")
     reads = ("order", "model", "optimizer", "wrap")
+    own_settings = frozenset(("optimizer_file", "model", "optimizer", "scheduler", "wrap"))
     forms = ("torch",)
     has_optimizer = True
     has_client_state = True

@@ -41,7 +41,7 @@ from ucpl.files.values import Value
 from ucpl.formats.leaving import EMPTY, OPTIMIZERS
 from ucpl.formats.leaving import EXTRA as MODULE_EXTRA
 from ucpl.formats.torch_dicts import Dicts, Named, dicts_of, is_average, is_model, is_schedule, named_tensors
-from ucpl.formats.torch_file.writing import ENVELOPE, MODEL, NAME, OPTIMIZER, skeleton_of
+from ucpl.formats.torch_file.writing import ENVELOPE, MODEL, NAME, OPTIMIZER, OTHERS, skeleton_of
 from ucpl.formats.torch_optimizer import (
     EXTRA,
     NamedOptimizer,
@@ -59,8 +59,6 @@ __all__ = ["TorchFiles"]
 _SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".tar")
 _FILES_MAX = 32  # files of a folder that are looked at
 _CALLED = ("model", "state_dict", "model_state_dict", "module", "net", "network", "weights", "params", "app")
-# Keys of files that belong to a folder of another format.
-_OTHERS = frozenset(("ds_config", "ds_version", "param_shapes", "checkpoint_version"))
 _LIGHTNING = "pytorch-lightning_version"  # a key of each checkpoint of Lightning's Trainer
 _TRAINED = "current_model_state"  # of its callbacks that average weights: `state_dict` has the averages then
 _FLOATS = ("f", "bf", "c")
@@ -112,8 +110,8 @@ def _parts(path: Path) -> tuple[TorchFile, ...]:
 
 def _is_ours(part: TorchFile) -> bool:
     held = part.value
-    if not isinstance(held, dict) or not _OTHERS.isdisjoint(held):
-        return False
+    if not isinstance(held, dict) or (ENVELOPE not in held and not OTHERS.isdisjoint(held)):
+        return False  # a file of ucpl's own may carry such a key as a value of the run
     found = dicts_of(Value.of(part))
     return bool(found.models or found.optimizers) or _is_mixed(held)
 

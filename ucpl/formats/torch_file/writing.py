@@ -24,12 +24,14 @@ from ucpl.formats.torch_dicts import dicts_of, is_average
 from ucpl.formats.torch_optimizer import EXTRA, are_determined, state_dict_of
 from ucpl.records import define
 
-__all__ = ["ENVELOPE", "MODEL", "NAME", "OPTIMIZER", "VALUES", "skeleton_of"]
+__all__ = ["ENVELOPE", "MODEL", "NAME", "OPTIMIZER", "OTHERS", "VALUES", "skeleton_of"]
 
 NAME = "torch_file"
 FILE = "checkpoint.pt"
 MODEL, OPTIMIZER = "model", "optimizer"  # first steps of keys in a layout, whatever the keys in the file are
 ENVELOPE = "ucpl"  # a key of the file: values of the run that training scripts do not have
+# Keys of files that belong to a folder of another format, if the file has no envelope.
+OTHERS = frozenset(("ds_config", "ds_version", "param_shapes", "checkpoint_version"))
 _SCHEDULE = "lr_scheduler"
 # Values that are written in other places, or describe the source's own files.
 _APART = frozenset((EMPTY, EXTRA, OPTIMIZERS, MODULE_EXTRA, _SCHEDULE, "module_names", "module_attributes"))
@@ -231,7 +233,7 @@ class _Writer:
         rest = {key: value for key, value in state.blobs.items() if key not in (*_APART, *_COUNTED)}
         envelope: dict[str, object] = {"blobs": encode(rest)} if rest else {}
         others = dicts_of(Value(Path(self.name), self.name, (), state.carried))
-        if others.optimizers or not all(map(is_average, others.models)):
+        if others.optimizers or not all(map(is_average, others.models)) or not OTHERS.isdisjoint(top):
             places = dicts_of(Value(Path(self.name), self.name, (), main.tree)).optimizers
             envelope |= {"model": self.text("model", MODEL), "optimizer": ",".join(map(key_text, places))}
         if envelope:

@@ -31,6 +31,8 @@ __all__ = ["Folders"]
 
 _FILES = {"trainer": "optimizer.pt", "accelerate": "optimizer.bin"}
 _FULL_OPTIMIZER = "optimizer.bin"
+TITLES = {"trainer": "the Trainer", "accelerate": "Accelerate"}
+OTHERS = {"trainer": "trainer_state.json", "accelerate": "random_states_0.pkl"}
 _ADAPTER = re.compile(r"\.(?:lora_\w+|modules_to_save)\.[^.]+(?=\.|\Z)")
 
 
@@ -54,8 +56,17 @@ class Folders:
     ) -> Skeleton:
         """The files of a target.
 
-        Raises: UcplError E471.
+        Raises: UcplError E471, also if the source is not in a folder of this kind: its loop finds the optimizer next to
+        files of its own, such as scheduler.pt of the Trainer, and trains without the optimizer if they are missing.
         """
+        container = source.container
+        if container is None or container.kind.name != self.name:
+            fail(
+                "E471",
+                f"{self.name}() writes a run of {TITLES[self.name]} again, and the source is not in a folder of one",
+                Label(str(source.root), f"has no {OTHERS[self.name]}"),
+                remedy="name the folder that holds the run, or write --to 'torch_file()', 'dcp(fsdp=...)' or 'zero2(dp=...)'",
+            )
         return _Writer(self.name, structure, targets, source).skeleton()
 
 
