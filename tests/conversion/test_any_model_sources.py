@@ -1,4 +1,7 @@
-"""A layout of any model with files of its own, as a source: names and shapes are those of the files."""
+"""Sources in a layout of any model with files of its own.
+
+Names and shapes are those of the files.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,7 @@ def full() -> dict[str, torch.Tensor]:
 
 
 def ranks(full: dict[str, torch.Tensor], folder: Path) -> Path:
-    """Two ranks of tp, each twice for pp, as the layout `ranks` has them; torch cuts."""
+    """Write two tp ranks, each twice for pp, in the layout `ranks`."""
     folder.mkdir()
     for pp in range(2):
         for tp in range(2):

@@ -668,7 +668,7 @@ layout x(pp, owner) of m {
 
 
 def test_a_list_without_a_default_is_drawn_so_that_the_layout_holds(spec: Path) -> None:
-    """Tensor 0 is stored already, so that no owner has it; the others need one."""
+    """No owner has tensor 0, which is stored; the others need one."""
     spec.write_text(OWNERS.replace("NAME", "w.{t}"))
     found = check("x.ucpl", Given())
     assert not found.findings and not found.unchecked

@@ -79,7 +79,10 @@ def test_megatrons_distributed_optimizer_has_both_moments_or_a_way_to_them(
 
 
 def test_names_of_stacks_in_another_format_have_a_way_to_ranks(tmp_path: Path) -> None:
-    """A plain file keeps the names of torch_dist: a torch_dist folder of it is read as modules."""
+    """A plain file keeps torch_dist names.
+
+    A torch_dist folder made of it is read as modules.
+    """
     ucpl.convert(FIXTURES / "megatron" / "dist_adam_tp2", tmp_path / "plain", "plain()")
     for target in ("megatron_legacy()", 'megatron_core(optimizer = "dp_reshardable")', "megatron_fsdp()"):
         with pytest.raises(UcplError, match=r"E547.*is a name of torch_dist") as caught:

@@ -136,7 +136,10 @@ def test_an_optimizer_that_is_there_is_left_out(name: str, tmp_path: Path) -> No
 
 
 def test_a_pipeline_whose_shards_name_its_tensors_gives_its_weights(tmp_path: Path) -> None:
-    """BF16_Optimizer without ZeRO: no other file names the parameters of a stage, and the tied ones."""
+    """BF16_Optimizer without ZeRO.
+
+    No other file names the parameters of a stage, and the tied ones.
+    """
     source = ALL / "numbered" / "pp2_bf16"
     held, found = plain_of(source, tmp_path / "whole"), plain_of(source, tmp_path / "alone", weights_alone=True)
     assert found.keys() == held.keys() and all(torch.equal(found[n]["weight"], held[n]["weight"]) for n in held)
@@ -161,7 +164,7 @@ OF_MEGATRON = ["legacy_buckets", "legacy_moe", "legacy_vpp", "fsdp_tp2", "dist_a
 @pytest.mark.parametrize("target", ["zero1(dp = 2)", "zero3(dp = 3)", "universal()", "megatron_core()"])
 @pytest.mark.parametrize("name", OF_MEGATRON)
 def test_masters_of_weights_alone_are_made_of_the_weights(name: str, target: str, tmp_path: Path) -> None:
-    """Megatron's folders: a target that stores masters begins a run with the weights."""
+    """A Megatron target that stores masters begins with the weights."""
     source = ALL / "megatron" / name
     ucpl.convert(source, tmp_path / "made", target, weights_alone=True)
     if target == "universal()":
@@ -310,7 +313,7 @@ def of_codes(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def of_parts(of_codes: Path) -> Path:
-    """The same of two ranks: each moment is two such objects, of two rows each."""
+    """The same of two ranks: two objects of two rows per moment."""
     said = pickle.loads((of_codes / ".metadata").read_bytes())
     file = of_codes / "__0_0.distcp"
     for state in ("exp_avg", "exp_avg_sq"):

@@ -1,6 +1,6 @@
-"""An imported text describes other configs of its class, and every rank is torch's own split.
+"""An imported text describes other configs of its class.
 
-Tensors hold their element numbers; sizes are odd.
+Every rank is torch's own split. Tensors hold their element numbers; sizes are odd.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""A run of the Trainer or of Accelerate goes on under another strategy: DDP, FSDP2 or DeepSpeed.
+"""A run of the Trainer or of Accelerate resumes under another strategy.
 
-Each folder is converted and loaded by the loop's own function; the losses are those of the uninterrupted run.
+Strategies are DDP, FSDP2 and DeepSpeed. Each folder is converted and loaded by the loop's own function; the losses are
+those of the uninterrupted run.
 """
 
 from __future__ import annotations

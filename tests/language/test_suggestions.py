@@ -1,4 +1,4 @@
-"""Each row of the table of suggestions and of forms fits its example.
+"""Each row of the suggestions and of the forms fits its example.
 
 The suggested text can be parsed.
 """

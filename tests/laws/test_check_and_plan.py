@@ -1,4 +1,7 @@
-"""Laws of check: a plan accepts each layout that it calls good, and good layouts are called so."""
+"""Laws of check, compared with plans.
+
+A plan accepts each layout that check calls good, and check calls each layout good that plans accept.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,10 @@ def checked(example: Example) -> Checked:
 
 
 def reasons(example: Example) -> list[str]:
-    """Codes for which no plan accepts the layout, as a source and as a target."""
+    """Codes of errors for which each plan rejects the layout.
+
+    The layout is the source and the target.
+    """
     try:
         made = locate(resolve(load(("x.ucpl", example.text)), parse_call(example.call)))
         order(build(made, made, dtype_of=lambda file, key: "f32"))

@@ -1,4 +1,4 @@
-"""Rules of lint: ids, comments that silence them, the page, and the shipped files."""
+"""Rules of lint: ids, silencing comments, the page, and the shipped files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Uses of a name, and its new name: `|` in a text is the cursor."""
+"""Uses of a name, and its new name.
+
+`|` in a text is the cursor.
+"""
 
 from __future__ import annotations
 

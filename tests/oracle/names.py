@@ -722,7 +722,10 @@ def entries_of(meaning: Meaning, items: list[Any]) -> list[nodes.Entry]:
 
 
 def is_of_absent(meaning: Meaning, item: nodes.Entry) -> bool:
-    """Every tensor that the line names is in the model's text, and has a condition that does not hold."""
+    """Test if every tensor of the line is absent.
+
+    An absent tensor is in the model's text, under a condition that does not hold.
+    """
     found, axes = [], list(item.shape or ())
     while axes:
         axis = axes.pop()

@@ -102,7 +102,10 @@ def test_no_other_code_has_a_formats_name() -> None:
 
 
 def test_no_other_code_imports_the_code_of_one_format() -> None:
-    """Other rooms import the shared modules of `formats` alone; a record imports the rest."""
+    """Other rooms import only shared modules of `formats`.
+
+    A record imports the rest.
+    """
     shared = {"ucpl.formats", *(f"ucpl.formats.{name}" for name in SHARED)}
     found = set()
     for path in sorted(UCPL.rglob("*.py")):

@@ -1,4 +1,4 @@
-"""A call in a pickle of each fixture: no verb runs it, and no target has it."""
+"""Calls planted in pickles: no verb runs one, no target has one."""
 
 from __future__ import annotations
 

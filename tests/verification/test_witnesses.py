@@ -275,7 +275,7 @@ def test_a_megatron_folder_is_held_against_a_reference_in_another_dialect(mistak
 
 
 def test_a_reference_whose_weights_only_the_class_reads(folder, tmp_path):
-    """The weights are in files of other names; the class reads them itself."""
+    """The class itself reads the weights, in files of other names."""
     ucpl.convert(folder, tmp_path / "m", "llama.ucpl:megatron(tp=2, pp=2)", layout="llama.ucpl:hf()")
     layout = f"{mistaken(tmp_path)}:megatron(tp=2, pp=2)"
     checkpoint = api.open_checkpoint(tmp_path / "m", layout)

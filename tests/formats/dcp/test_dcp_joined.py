@@ -1,7 +1,7 @@
-"""Tensors outside model and optimizer that ranks cut, such as an average of the weights.
+"""Tensors that ranks cut outside model and optimizer.
 
-A target has each as one tensor. Folders are made by torch.distributed.checkpoint; further chunks are appended, as each
-rank saves its part.
+An average of the weights is one. A target has each as one tensor. Folders are made by torch.distributed.checkpoint;
+further chunks are appended, as each rank saves its part.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Folders around chunks: a step of OLMo-core's Checkpointer, and slime's run with a tracker of iterations."""
+"""Folders around chunks: OLMo-core's step and slime's run.
+
+OLMo-core's Checkpointer writes the step; slime's run has a tracker of iterations.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def state_of(*, flat: bool) -> tuple[dict[str, Any], dict[str, Any]]:
 
 @pytest.fixture
 def step(tmp_path: Path) -> Path:
-    """As OLMo-core lays out a step: chunks, the trainer's state of each rank, and a version."""
+    """OLMo-core's step: chunks, each rank's trainer state, and a version."""
     weights, states = state_of(flat=True)
     top = tmp_path / "step3"
     save({"model": weights, "optim": states}, checkpoint_id=top / "model_and_optim")

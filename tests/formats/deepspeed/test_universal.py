@@ -254,7 +254,10 @@ def test_a_target_that_a_source_has_no_place_for_by_now_is_refused() -> None:
 
 @pytest.mark.parametrize("target", ["universal()", "universal(stage = 3)"])
 def test_numbers_that_the_loader_cannot_read_are_refused(target: str, tmp_path: Path) -> None:
-    """NAdam's mu_product: at stages 1 and 2 each file but step.pt must have a dict, at stage 3 it is not requested."""
+    """NAdam's mu_product, a number that the loader cannot read.
+
+    At stages 1 and 2 each file but step.pt must have a dict; at stage 3 it is not requested.
+    """
     plain = tmp_path / "plain.pt"
     ucpl.convert(DENSE / "z1_dp4", plain, "plain()")
     held_in = torch.load(plain, weights_only=True)

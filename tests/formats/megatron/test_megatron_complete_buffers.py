@@ -43,7 +43,10 @@ def objects_in(folder: Path, said: Metadata, key: str) -> object:
 
 
 def joined(source: Path, folder: Path, *, turned: bool = False) -> Path:
-    """The folder with each rank's buckets in one object. turned: the first two parameters of a buffer change places."""
+    """Write the folder with each rank's buckets in one object.
+
+    turned: the first two parameters of a buffer change places.
+    """
     shutil.copytree(source, folder)
     said = FileSystemReader(folder).read_metadata()
     found = {key: match for key in said.state_dict_metadata if (match := BUCKET.fullmatch(key)) is not None}

@@ -1,4 +1,7 @@
-"""Folders around an iteration: NeMo 2 has it in `weights`; Megatron-Bridge adds files to it and to the run."""
+"""Folders around an iteration, of NeMo 2 and Megatron-Bridge.
+
+NeMo 2 has it in `weights`; Megatron-Bridge adds files to it and to the run.
+"""
 
 from __future__ import annotations
 

@@ -220,7 +220,10 @@ def test_a_sink_of_each_head_is_cut_with_the_heads(tmp_path: Path) -> None:
 @pytest.mark.parametrize("to", ["megatron_core()", "megatron_fsdp()", 'megatron_core(optimizer = "dp_reshardable")'])
 @pytest.mark.parametrize("name", ["mine", "iter_0000007"])
 def test_a_folder_of_any_name_has_a_target_that_is_opened(tmp_path: Path, name: str, to: str) -> None:
-    """A tracker names no folder such as `mine`: the iteration of the files is used."""
+    """A tracker cannot name a folder such as `mine`.
+
+    The iteration of the files is used.
+    """
     shutil.copytree(FIXTURES / "legacy_buckets" / "iter_0000010", tmp_path / name)
     ucpl.convert(tmp_path / name, tmp_path / "made", to=to)
     steps = [one.name for one in (tmp_path / "made").iterdir() if one.is_dir() and one.name != "ucpl"]

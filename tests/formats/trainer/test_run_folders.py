@@ -1,4 +1,7 @@
-"""Folders of the Trainer and of Accelerate without an engine, as torch and safetensors write them."""
+"""Folders of the Trainer and of Accelerate without an engine.
+
+torch and safetensors write them.
+"""
 
 import json
 import shutil
@@ -31,7 +34,7 @@ CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
 
 
 def run(frozen=()):
-    """A model of these shapes after three steps of AdamW, in the Trainer's two groups."""
+    """A model after three AdamW steps, in the Trainer's two groups."""
     torch.manual_seed(3)
     named = {name: torch.nn.Parameter(torch.randn(shape)) for name, shape in LLAMA.items()}
     trained = {n: p for n, p in named.items() if n not in frozen}
@@ -64,7 +67,7 @@ def ddp(path: Path, frozen=()):
 
 
 def full(path: Path):
-    """As FSDP saves it: a tied head twice, and names in the optimizer."""
+    """FSDP's folder: a tied head twice, and names in the optimizer."""
     path.mkdir()
     named, optimizer = run()
     name_of = {p: name for name, p in named.items()}
@@ -182,7 +185,10 @@ def test_shapes_alone_can_leave_one_order_of_an_unknown_class(tmp_path):
 
 
 def accelerate(path: Path, lead=""):
-    """As `save_state` writes it; `module.` begins the names of a module that DDP wraps."""
+    """The folder that `save_state` writes.
+
+    lead: `module.` for a module that DDP wraps.
+    """
     path.mkdir()
     named, optimizer = run()
     torch.save({lead + n: p.detach() for n, p in named.items()}, path / "pytorch_model.bin")

@@ -1,4 +1,7 @@
-"""Fused tensors: their parts by the source of a class, and cuts that a job can run."""
+"""Parts of fused tensors, and cuts that a job can run.
+
+The source of a class gives the parts.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +114,10 @@ def test_a_fused_pair_is_cut_inside_where_the_class_splits_it(tmp_path: Any, mon
 def test_numbers_that_keys_say_are_said_by_them_and_others_are_named(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stand-in for a class: products, sums, periods and lists, with one key changed at a time."""
+    """A stand-in for a class, with one key changed at a time.
+
+    Its numbers are products, sums, periods and lists.
+    """
     own = {
         "width": 6,
         "copies": 2,
