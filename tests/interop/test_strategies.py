@@ -56,10 +56,10 @@ def goes_on(loop: str, pair: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_the_trainer_goes_on_under_another_strategy(pair: str, folder: Path) -> None:
+def test_the_trainer_resumes_under_another_strategy(pair: str, folder: Path) -> None:
     goes_on("trainer", pair, folder)
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_accelerate_goes_on_under_another_strategy(pair: str, folder: Path) -> None:
+def test_accelerate_resumes_under_another_strategy(pair: str, folder: Path) -> None:
     goes_on("accelerate", pair, folder)

@@ -134,7 +134,7 @@ def test_states_of_another_form_are_carried(kind: str, tmp_path: Path) -> None:
     assert ucpl.compare(tmp_path / "all.pt", tmp_path / "out")
 
 
-def test_a_dropped_state_stands_for_its_list(tmp_path: Path) -> None:
+def test_a_dropped_state_means_its_list(tmp_path: Path) -> None:
     state, _ = run("compiled")
     state["optimizer"]["state"]["out.weight"]["GG"] = [torch.eye(3), torch.eye(4)]
     save(state, checkpoint_id=tmp_path / "in")

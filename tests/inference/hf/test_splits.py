@@ -111,7 +111,7 @@ def test_a_fused_pair_is_cut_inside_where_the_class_splits_it(tmp_path: Any, mon
     assert "(gate: intermediate_size@chunk(tp) + up: intermediate_size@chunk(tp)) hidden_size" in text
 
 
-def test_numbers_that_keys_say_are_said_by_them_and_others_are_named(
+def test_numbers_that_keys_give_are_written_by_them_and_others_are_named(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stand-in for a class, with one key changed at a time.
