@@ -1,4 +1,5 @@
-"""A conversion from its first word to its last byte: open, describe both sides, plan, run. Python and the command line ask it.
+"""A conversion from its first word to its last byte.
 
-Rooms are imported where they are needed: a plan from specs alone waits for no store, and running a plan for no compiler.
+It opens, describes both sides, plans and runs, for Python and the command line. Rooms are imported where they are
+needed: a plan from specs alone waits for no store, and running a plan for no compiler.
 """

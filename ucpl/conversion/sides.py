@@ -135,7 +135,10 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
 
 
 def _in_container(source: Side, framework: str) -> Inherited:
-    """Settings of a target in the folder of a training framework, which finds it by fixed names."""
+    """Settings of a target in the folder of a training framework.
+
+    The framework finds the target by fixed names.
+    """
     container = source.checkpoint.container if source.checkpoint is not None else None
     target = format_named(framework)
     if container is None or not container.kind.holds(target):

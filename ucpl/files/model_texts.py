@@ -39,7 +39,7 @@ _MAPPED = ("config.json", "tokenizer_config.json", "processor_config.json", "pre
 
 @frozen(eq=False)
 class WrittenTexts:
-    """Texts of a target by name, notes on changes, and reasons for texts left out."""
+    """Texts of a target by name, notes, and reasons for omitted texts."""
 
     texts: dict[str, str] = field(factory=dict)
     notes: tuple[str, ...] = ()

@@ -110,7 +110,7 @@ def empty_tensors(state: TrainState, root: Path) -> dict[str, Empty]:
 
 
 def other_states(state: TrainState) -> dict[str, None]:
-    """Names of optimizer states that are neither one value per element nor a number."""
+    """Names of optimizer states that are neither elementwise nor numbers."""
     held = state.blobs.get(OPTIMIZER_VALUES)
     return {name: None for states in held.values() for name in states} if isinstance(held, dict) else {}
 

@@ -1,8 +1,9 @@
-"""Tensors of files that a layout of any model names: a model from keys and shapes.
+"""A model from the keys and shapes of files.
 
-A key that is made of `{name}` gives the name, and the stored shapes on all ranks give the shape. The layout is then placed over
-this model and compared with the files, as over each other model, so a wrong model is found. Each tensor is a
-parameter, unless its line is of buffers or of frozen parameters.
+It has the tensors of files that a layout of any model names. A key that is made of `{name}` gives the name, and the
+stored shapes on all ranks give the shape. The layout is then placed over this model and compared with the files, as
+over each other model, so a wrong model is found. Each tensor is a parameter, unless its line is of buffers or of frozen
+parameters.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Coordinates = dict[str, int]
 
 @frozen
 class _Found:
-    """A stored tensor with the line that it is of, on some ranks."""
+    """A stored tensor with its line in the layout, on some ranks."""
 
     name: str
     entry: nodes.Entry
@@ -122,7 +123,7 @@ def files_of_keys(opened: OpenedLayout) -> tuple[str, ...]:
 
 
 def tensors_of_keys(opened: OpenedLayout, extents: Iterable[Extent]) -> tuple[NamedTensor, ...]:
-    """The tensors that the keys of files name, each with its complete shape.
+    """The tensors that files' keys name, each with its complete shape.
 
     Raises: UcplError E101 if the stored shapes leave a size open.
     """

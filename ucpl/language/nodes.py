@@ -343,7 +343,7 @@ class Scaling:
 class Tensor:
     """`path : dims [dtype T] [is buffer|frozen|scale of w by ...] [when EXPR]`; `()` for no dims at all.
 
-    A scale is frozen. `gate, up : l f h` makes two records, of which the second is `joined`.
+    A scale is frozen. `gate, up : l f h` makes two records. The second is `joined`.
     """
 
     path: str

@@ -289,7 +289,10 @@ def _lines(row: StatementRow, head: int, body: int, indent: str) -> list[str]:
 
 
 def _is_long_list(row: StatementRow) -> bool:
-    """True if the left sides of a statement are so long that they push no other's columns out."""
+    """True if a statement's left sides are too long for columns.
+
+    They push no other statement's columns out.
+    """
     return len(row.head) > _SEVERAL_MAX and _has_several(row)
 
 

@@ -147,12 +147,18 @@ class Places:
 
 
 def _sign(children: Children) -> int:
-    """Number of the child that is `:` or `=`, behind the left sides of a statement."""
+    """Number of the child that is `:` or `=`.
+
+    It is behind the left sides of a statement.
+    """
     return next(i for i, c in enumerate(children) if isinstance(c, Token) and c in (":", "="))
 
 
 def _flat(items: Children) -> Children:
-    """Items of a body: a statement with several left sides is as many records."""
+    """Items of a body, one record each.
+
+    A statement with several left sides is as many records.
+    """
     return [one for item in items for one in (item if isinstance(item, tuple) else (item,))]
 
 

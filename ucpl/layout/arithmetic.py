@@ -228,7 +228,10 @@ def _list(listed: nodes.Expr, look: Look, word: str, remedy: str = "") -> list[V
 
 
 def _item(listed: nodes.Expr, place: Number, expr: nodes.Expr, look: Look) -> Operand:
-    """The item of a list at a place, or those at many. Raises E104."""
+    """The item of a list at a place, or those at many.
+
+    Raises: UcplError E104.
+    """
     name = print_expr(listed)
     items = _list(
         listed, look, "[ ]", f"a number has no items: write `{name}`" if isinstance(listed, nodes.Name) else ""

@@ -98,7 +98,10 @@ def silenced(remarks: tuple[Remark, ...], text: str, file: File) -> tuple[Remark
 
 
 def _comments(text: str) -> Iterator[tuple[int, int, set[str]]]:
-    """Comments that silence rules: their line, the line that they are about, the rules."""
+    """Comments that silence rules.
+
+    Each has its line, the line that it is about, and the rules.
+    """
     if "ucpl:" not in text:
         return
     lines = text.split("\n")

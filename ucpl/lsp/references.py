@@ -1,4 +1,4 @@
-"""The uses of the name at a place, and the edits that rename it."""
+"""Uses of the name at a place, and edits that rename it."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _meant(texts: Texts, context: CursorContext) -> KnownName | None:
 
 
 def _of_dim(texts: Texts, context: CursorContext, known: KnownName) -> KnownName:
-    """The dim that an `index` is about; any other definition is its own."""
+    """The dim of an `index`; any other definition is its own."""
     if known.kind != "index":
         return known
     named = visible(texts, context.scope)
@@ -168,12 +168,18 @@ def _uses(texts: Texts, path: str, known: KnownName) -> Iterator[Use]:
 
 
 def _is_one(one: KnownName, other: KnownName) -> bool:
-    """True for two definitions of one name in a block, such as an axis and its degree."""
+    """True for two definitions of one name in a block.
+
+    An axis and its degree are such definitions.
+    """
     return one.definition.block is other.definition.block and one.definition.token.value == other.definition.token.value
 
 
 def _parts(token: Token, name: str, *, is_block: bool) -> Iterator[tuple[int, str, bool]]:
-    """Parts of a token that can mean a name: place, text, and whether all of a quoted text."""
+    """Parts of a token that can mean a name.
+
+    Each has its place, its text, and True if it is all of a quoted text.
+    """
     last = name.rpartition(".")[2]
     if token.kind == "string":
         if token.value == name:

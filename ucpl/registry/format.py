@@ -138,7 +138,7 @@ class Format:
         return config
 
     def renamed_at_load(self, config: Mapping[str, Json], stored: Mapping[str, tuple[int, ...]]) -> str:
-        """A note on names that a loader changes; empty if it changes none.
+        """A note on names that a loader changes, or empty.
 
         stored: shapes by name.
         """
@@ -183,7 +183,10 @@ class Format:
         return self.store().open(path)
 
     def companions_of(self, root: Path) -> tuple[str, ...]:
-        """Folders and files of a checkpoint's root that have a training framework's companion files next to them."""
+        """Folders and files next to a training framework's companion files.
+
+        They are in a checkpoint's root.
+        """
         return ()
 
     def layout_name(self, settings: Mapping[str, object]) -> str:

@@ -84,7 +84,7 @@ class OneSidedValue:
 
 @define
 class StateComparison:
-    """The differences of two train states, values of one side, and a count.
+    """The differences of two train states, and one side's own values.
 
     The count is of compared values.
     """

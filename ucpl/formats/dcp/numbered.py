@@ -1,4 +1,4 @@
-"""The optimizer's own state dict in a DCP folder: names for its numbers.
+"""Names for the numbers of an optimizer's state dict in DCP.
 
 `optimizer.state_dict()` numbers the parameters, and `get_optimizer_state_dict` names them. The names follow from the
 shapes of the states and from the model's order, as for files of torch.save (torch_optimizer).
@@ -30,7 +30,7 @@ Place = tuple[Step, ...]
 
 
 def with_names(metadata: Metadata, root: Path, prefix: str) -> tuple[Metadata, dict[str, int]] | None:
-    """The metadata with names in place of numbers, and the number of each name.
+    """The metadata with names for numbers, and the number of each name.
 
     None if no optimizer has numbers alone. prefix: of the model's tensors. Raises: UcplError E446 if the shapes leave
     more than one assignment.
@@ -60,7 +60,7 @@ def with_names(metadata: Metadata, root: Path, prefix: str) -> tuple[Metadata, d
 def _optimizer(
     metadata: Metadata, root: Path
 ) -> tuple[Place, dict[int, dict[str, str]], list[dict[str, object]]] | None:
-    """The place of a numbered optimizer, entries of its states, and its groups."""
+    """The place of a numbered optimizer, its states' entries, and its groups."""
     chunks = Chunks(root, metadata.described)
     groups: dict[Place, dict[int, dict[str, object]]] = {}
     for name, steps in metadata.paths.items():
@@ -88,7 +88,10 @@ def _numbers(value: object) -> list[int]:
 
 
 def _ref(name: str, stored: ChunkedTensor, chunks: Chunks) -> TensorRef:
-    """A tensor by its bytes: tied ones have one storage, as far as their CRCs show it."""
+    """A tensor by its bytes.
+
+    Tied tensors have one storage, as far as their CRCs show it.
+    """
     mark: object = name
     if prod(stored.shape) >= _LEAST and stored.chunks:
         found = chunks.extents(name, stored)

@@ -206,12 +206,18 @@ class Opened:
         self.states[name] = tuple(found)
 
     def wanted(self, states: dict[str, str]) -> dict[str, str]:
-        """The states that are read: a dropped name also stands for a list or dict of states."""
+        """The states that are read.
+
+        A dropped name also means a list or dict of states.
+        """
         heads = {state: state.partition(".")[0] for state in states}
         return {state: entry for state, entry in skipped_states(states).items() if not skips(heads[state])}
 
     def keep_other(self, name: str, state: str, entry: str, value: object) -> None:
-        """Keep a state that is neither one value per element nor a number, such as a matrix of SOAP."""
+        """Keep a state that is neither elementwise nor a number.
+
+        A matrix of SOAP is one.
+        """
         steps = self.metadata.paths[entry]
         of_state = state.count(".") + 1
         if len(steps) > of_state and ".".join(map(str, steps[-of_state:])) == state:
@@ -224,7 +230,10 @@ class Opened:
         here[last] = value
 
     def set_apart(self, groups: tuple[ParameterGroup, ...]) -> None:
-        """Keep a state as it is for a group, if it is no value per element for some of its parameters."""
+        """Keep states that are elementwise for only part of a group.
+
+        Such a state is kept as it is for all of the group's parameters.
+        """
         for group in groups:
             states = {state for name in group.members for state in self.states.get(name, ())}
             for state in states:

@@ -258,7 +258,7 @@ def _prefixes(trained: set[str], tensors: Mapping[str, str], states: set[str]) -
 
 
 def prefix_alone(metadata: Metadata) -> str:
-    """The prefix of the model's tensor names, by the names of dicts alone."""
+    """The prefix of the model's tensor names, by dict names alone."""
     texts = {".".join(map(str, steps)): name for name, steps in metadata.paths.items() if name in metadata.tensors}
     return _prefix_alone(texts, metadata)
 

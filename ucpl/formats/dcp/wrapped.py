@@ -118,7 +118,10 @@ def _steps(steps: tuple[Step, ...], words: Set[str]) -> tuple[Step, ...]:
 def _wrapped(
     roles: Roles, made: Metadata, metadata: Metadata, words: Set[str], numbers: Mapping[str, int] | None = None
 ) -> Wrapped:
-    """The names of both dicts in the files. Entries of `made` are those of `metadata`, in its order."""
+    """The names of both dicts in the files.
+
+    Entries of `made` are those of `metadata`, in its order.
+    """
     texts = (".".join(map(str, steps)) for steps in metadata.paths.values())
     said = dict(zip(made.paths, texts, strict=True))
     model = {name: said[entry].removeprefix(roles.prefix) for name, entry in roles.weights.items()}

@@ -158,7 +158,10 @@ class DCPWriter:
 
     @property
     def is_apart(self) -> bool:
-        """True if model and optimizer have separate folders, as the source's, and in a training framework's folder."""
+        """True if model and optimizer have separate folders.
+
+        They have them if the source's have, and in a training framework's folder.
+        """
         if self.structure.framework != "dcp" or self.is_of_step:
             return False
         container = self.source.container
@@ -167,7 +170,10 @@ class DCPWriter:
 
     @property
     def is_of_step(self) -> bool:
-        """True if one folder inside a step's has model and optimizer, as the source's."""
+        """True if one folder inside a step's has model and optimizer.
+
+        The source has such a folder, too.
+        """
         container = self.source.container
         return self.structure.framework == "dcp" and container is not None and container.kind.tag == OF_STEP
 

@@ -76,7 +76,7 @@ def told_of(topology: Topology, by_tp: list[Files], order: Order | None = None) 
 
 
 def _is_of_shards(topology: Topology) -> bool:
-    """Test whether only shards that are not read name the parameters of stages."""
+    """Test whether only unread shards name the parameters of stages."""
     held = [Value.of(shard.first).find("optimizer") for shard in topology.shards]
     return any(one is not None and "base_optimizer_state" in one.mapping() for one in held)
 

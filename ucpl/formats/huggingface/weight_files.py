@@ -61,9 +61,9 @@ class WeightsFile:
 
 
 def read_weights(root: Path, file: str) -> WeightsFile:
-    """Read the headers of one file of weights, in the form that its name states.
+    """Read the headers of one file of weights.
 
-    Raises: UcplError E390, and errors of reading files (E400-E434, E444).
+    The file's name states its form. Raises: UcplError E390, and errors of reading files (E400-E434, E444).
     """
     if PICKLE.fullmatch(file.rpartition("/")[2]):
         return WeightsFile.of_pickle(root, file)
@@ -71,7 +71,10 @@ def read_weights(root: Path, file: str) -> WeightsFile:
 
 
 def _reject(path: Path) -> None:
-    """Raises: UcplError E390 with a description of the file, or the error of a damaged one."""
+    """Reject a file by its content.
+
+    Raises: UcplError E390 with a description of the file, or the error of a damaged one.
+    """
     found = found_at(path)
     if found is not None:
         fail("E390", f"{path.name} holds no tensors by name: {found.what}", Label(str(path)), remedy=found.remedy)

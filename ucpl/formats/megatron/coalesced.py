@@ -134,9 +134,10 @@ class _Shares(RankShares):
     shared: str = ""  # the embedding that two stages have
 
     def runs(self) -> tuple[list[ParameterRun], list[str]]:
-        """Only the weights show that an order is right: its lengths are those of other orders, too.
+        """The runs in an order that the weights confirm.
 
-        Raises: UcplError E533 if a master is not its weight.
+        Only the weights show that an order is right: its lengths are those of other orders, too. Raises: UcplError E533
+        if a master is not its weight.
         """
         found, copied = super().runs()
         for run in found:
@@ -171,9 +172,9 @@ class _Shares(RankShares):
     def walked(
         self, buckets: Sequence[Bucket], parameters: list[tuple[ChunkBox, ...]] | None
     ) -> list[ParameterRun] | None:
-        """The run of each parameter in the buffer; None if they do not fit.
+        """The run of each parameter in the buffer.
 
-        Raises: UcplError E533 if several bucket sizes fit.
+        None if they do not fit. Raises: UcplError E533 if several bucket sizes fit.
         """
         if len(buckets) != 1 or parameters is None:
             return None
@@ -206,7 +207,10 @@ class _Shares(RankShares):
         return out if ways else None
 
     def sizes(self) -> tuple[int | None, ...]:
-        """The bucket size by the run's arguments; buffers of later stages have one bucket."""
+        """The bucket size by the run's arguments.
+
+        Buffers of later stages have one bucket.
+        """
         overlap, ranks = self.arguments.get("overlap_grad_reduce"), self.arguments.get("data_parallel_size", 1)
         if not self.is_first or overlap is False:
             return (None,)

@@ -146,7 +146,7 @@ def entries_of(metadata: Metadata, root: Path) -> Entries:
 
 
 def not_read_in(entries: Entries) -> tuple[NotRead, ...]:
-    """The optimizer's objects that are neither groups nor buckets nor descriptions of these."""
+    """The optimizer's objects other than groups, buckets and their descriptions."""
     others = (
         name
         for name in entries.objects

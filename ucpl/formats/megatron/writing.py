@@ -208,7 +208,10 @@ class CoreWriter(DCPWriter):
 
     @property
     def has_sums(self) -> bool:
-        """True if the source has sums of its files: the run completes the target's once these are written."""
+        """True if the source has sums of its files.
+
+        The run completes the target's sums once the files are written.
+        """
         return self.structure.framework == "megatron_core" and (self.source.root / INTEGRITY).is_file()
 
     def step(self, tag: str | None) -> str | None:

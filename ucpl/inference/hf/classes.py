@@ -204,7 +204,10 @@ def _variations(library: _Library, config: Config, made: object) -> tuple[dict[s
 def _singles(
     library: _Library, config: Config, from_dict: Callable[[Config], object], absent: dict[str, int]
 ) -> list[Version]:
-    """The class with one number changed at a time, as far as it accepts that."""
+    """The class with one number changed at a time.
+
+    Versions that the class does not accept are absent.
+    """
     base = few_experts(config)
     out = []
     for path, tries in (("", [base] if base != config else []), *singles(base, absent)):
@@ -312,7 +315,10 @@ class _Library:
         return dict(tied) if isinstance(tied, dict) else {}
 
     def splits(self, model: _Model) -> dict[str, Split]:
-        """The splits of fused tensors by the class's source, one for all layers, by their names on disk."""
+        """The splits of fused tensors by the class's source.
+
+        There is one for all layers, by the tensors' names on disk.
+        """
         out: dict[str, Split] = {}
         seen: set[Form] = set()
         submodule = getattr(model, "get_submodule", None)

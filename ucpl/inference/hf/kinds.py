@@ -85,7 +85,10 @@ class Kinds:
         return nodes.Number(vector[0]) if found is None else nodes.Name(found.text)
 
     def _note(self, spans: list[Span | None], lengths: Vector, container: str) -> None:
-        """Keep the keys that move the layers of a tensor, and that its set of layers may not follow."""
+        """Keep the keys that move the layers of a tensor.
+
+        The tensor's set of layers may not follow them.
+        """
         same = [s in (None, spans[0]) or n != lengths[0] for s, n in zip(spans, lengths, strict=True)]
         keys = [
             v.changed for v, is_same in zip(self.facts.variations, same[1:], strict=True) if v.changed and not is_same
@@ -96,9 +99,10 @@ class Kinds:
     # ---- ranges by keys ------------------------------------------------------------------------------------------
 
     def _ranged(self, spans: list[Span | None], lengths: Vector) -> nodes.Among | None:
-        """The range that gives the layers in every version: of numbers, or else of keys.
+        """The range of numbers or keys for the layers in every version.
 
-        A bound can be a key, one less, or the number of layers less a key; a step can be a key.
+        Numbers are tried before keys. A bound can be a key, one less, or the number of layers less a key; a step can be
+        a key.
         """
         span = spans[0]
         assert span is not None
@@ -183,7 +187,7 @@ class Kinds:
 
 @frozen
 class _Bound:
-    """A bound or step of a range: its text, and its number in every version."""
+    """A bound or step of a range: text, and number per version."""
 
     text: str
     vector: Vector

@@ -36,7 +36,10 @@ class Versions:
         self._behind = facts.behind
 
     def shape(self, f: Folded) -> tuple[Vector, ...] | None:
-        """The sizes of each axis, or None if the tensor has other axes in a version."""
+        """The sizes of each axis.
+
+        None if the tensor has other axes in a version.
+        """
         form, numbers = form_of(f.sample)
         shapes = [f.first.shape]
         lacking = (0,) * len(f.first.shape)

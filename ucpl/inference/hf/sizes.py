@@ -118,7 +118,10 @@ class SizeSolver:
         return Stacked(found[0][:n], parts)
 
     def split(self, vector: Vector, split: Split, name: str) -> Stacked | None:
-        """The equal parts of a fused axis by the class's source, if dims explain the size of a part."""
+        """The equal parts of a fused axis by the class's source.
+
+        None if dims do not explain the size of a part.
+        """
         if any(v % split.count for v in vector):
             return None
         part = tuple(v // split.count for v in vector)
@@ -282,12 +285,15 @@ class SizeSolver:
         return [v.changed for v, n in zip(versions, vector[1:], strict=True) if v.changed and n and n != vector[base]]
 
     def _is_base(self, number: int) -> bool:
-        """True if a version differs from the config in the number of experts alone."""
+        """True if a version differs in the number of experts alone."""
         own, other = self.facts.numbers, self.facts.variations[number].numbers
         return all(other.get(key) == n for key, n in own.items() if not EXPERTS.search(_last(key)))
 
     def expressed(self, vector: Vector) -> tuple[DimSize] | None:
-        """A size as an expression of the one, two or three keys that move it."""
+        """A size as an expression of the keys that move it.
+
+        These are one, two or three keys.
+        """
         keys = self.movers(vector)
         if not 0 < len(keys) <= _MOVERS_MAX or not all(k in self.keys for k in keys):
             return None

@@ -38,7 +38,10 @@ class Split:
 
 
 def split_of(owner: type, attribute: str) -> Split | None:
-    """The split of the output of `self.attribute` in the methods of a class, or None."""
+    """The split of the output of `self.attribute`, or None.
+
+    The methods of a class are searched.
+    """
     if owner.__module__ == "torch.nn.modules.activation" and attribute.startswith("in_proj"):
         return Split("joined", 3, ("q", "k", "v"))  # torch's own attention, as its documentation says
     for method in _methods(owner):
@@ -64,7 +67,7 @@ def _methods(owner: type) -> tuple[ast.FunctionDef, ...]:
 
 
 class _Method:
-    """One method: names that hold the output, and the first split of it."""
+    """One method: names of the output, and its first split."""
 
     def __init__(self, attribute: str) -> None:
         self._attribute = attribute
@@ -139,7 +142,7 @@ class _Method:
         return name in _SAME and base is not None and self._is_output(base) and not _viewed_apart(name, args)
 
     def _is_headed(self, node: ast.AST) -> bool:
-        """True if a view of the output has the heads on an axis of their own."""
+        """True if a view of the output has an axis of heads."""
         if isinstance(node, ast.Name):
             return node.id in self._headed
         name, base, args = _called(node) if isinstance(node, ast.Call) else ("", None, [])
@@ -173,7 +176,7 @@ def _statements(method: ast.FunctionDef) -> Iterator[ast.stmt]:
 
 
 def _called(call: ast.Call) -> tuple[str, ast.expr | None, list[ast.expr]]:
-    """(name, tensor, other arguments): of a method, or of a function of torch."""
+    """(name, tensor, other arguments) of a method or torch function."""
     if not isinstance(call.func, ast.Attribute):
         return "", None, []
     name, base = call.func.attr, call.func.value
@@ -183,7 +186,7 @@ def _called(call: ast.Call) -> tuple[str, ast.expr | None, list[ast.expr]]:
 
 
 def _viewed(args: list[ast.expr]) -> Split | None:
-    """The split by a literal 2 or 3 among the sizes of a view."""
+    """The split by a literal 2 or 3 in a view."""
     for i, arg in enumerate(args):
         if isinstance(arg, ast.Constant) and isinstance(arg.value, int) and arg.value in (2, 3) and i:
             after = len(args) - 1 - i
@@ -209,7 +212,10 @@ def _parted(kind: Kind, count: int, names: list[str]) -> Split | None:
 
 
 def _labels(count: int, names: list[str]) -> tuple[str, ...]:
-    """Labels of the parts: the names that the class gives to them, or the usual ones."""
+    """Labels of the parts.
+
+    They are the names that the class gives to them, or the usual ones.
+    """
     short = [_short(name) for name in names]
     if len(short) == count == len(set(short)) and all(short):
         return tuple(short)

@@ -119,9 +119,10 @@ def varied(config: Config, absent: dict[str, int], seed: int, what: Other) -> Co
 
 
 def singles(config: Config, absent: dict[str, int]) -> Iterator[tuple[str, list[Config]]]:
-    """For each number of a config: its path, and configs that differ in it alone, the likelier valid first.
+    """Each number of a config, and configs that differ in it alone.
 
-    A class may reject some. A list of whole numbers counts as one number.
+    A number is named by its path. The likelier valid configs come first. A class may reject some. A list of
+    whole numbers counts as one number.
     """
     numbers = numbers_of(config) | absent
     for path, value in numbers.items():
@@ -137,7 +138,10 @@ def singles(config: Config, absent: dict[str, int]) -> Iterator[tuple[str, list[
 
 
 def few_experts(config: Config) -> Config:
-    """The config with few experts: each of many is a tensor in every layer."""
+    """The config with few experts.
+
+    Each of many experts would be a tensor in every layer.
+    """
     out = deepcopy(config)
     for path, value in numbers_of(config).items():
         prefix, _, key = path.rpartition(".")

@@ -183,7 +183,10 @@ class _Writer:
         return format_text("\n".join(lines) + "\n", f"{model}.ucpl")
 
     def ranks(self) -> list[str]:
-        """The mesh and its indices: each stage has a run of the layers."""
+        """The mesh and its indices.
+
+        Each stage has a run of the layers.
+        """
         dims = dict.fromkeys(self.counts[c] for c in self.stacks())
         dealt = (nodes.Index(d, nodes.Cut(nodes.Dim(d), (nodes.Split("pp", "spread"),))) for d in dims)
         return ["let tp = 1, pp = 1", "mesh pp tp", *map(print_item, dealt)]
@@ -194,9 +197,10 @@ class _Writer:
         return [c for c in found if not _EXPERTS.search(c.rpartition(".")[2])]
 
     def stage(self, f: Folded) -> tuple[nodes.Clause, ...]:
-        """The stage of a tensor outside the layers: the first before them, the last behind.
+        """The stage of a tensor outside the layers.
 
-        Every stage has it if there are several stacks of layers, or if a second name shares it.
+        A tensor before them is in the first stage, one behind them in the last. Every stage has it if there are several
+        stacks of layers, or if a second name shares it.
         """
         stacks = self.stacks()
         if f.containers or len(stacks) != 1 or not self.sizes.is_told or f.sample in self.facts.aliases.values():
@@ -211,7 +215,7 @@ class _Writer:
     # ---- one tensor ----------------------------------------------------------------------------------------------
 
     def stored(self, f: Folded, path: str) -> _Stored:
-        """A tensor with the cut of its dims, or else of the class's plan."""
+        """A tensor with the cut of its dims or the class's plan."""
         indices = tuple(self.counts[c] for c in f.containers)
         extents = tuple(self.extent(f, i) for i in range(len(f.containers)))
         key = nodes.Clause("as", (self.template(f, indices),))
@@ -219,10 +223,11 @@ class _Writer:
         return stored if any(_is_cut(axis) for axis in stored.axes) else self.planned(f, stored)
 
     def settled(self, found: list[tuple[Folded, _Stored]]) -> dict[str, _Stored]:
-        """The tensors with cuts that a job can run: the modules of a layer are cut alike or not at all.
+        """The tensors with cuts that a job can run.
 
-        A dim that only one module of a layer is cut along stays complete, and so does one whose double or triple is an
-        axis of the same module's neighbour: parts of unknown order may be in it.
+        The modules of a layer are cut alike or not at all. A dim that only one module of a layer is cut along stays
+        complete, and so does one whose double or triple is an axis of the same module's neighbour: parts of unknown
+        order may be in it.
         """
         modules: dict[tuple[Form, str], set[Form]] = {}
         for f, stored in found:
@@ -245,7 +250,7 @@ class _Writer:
         return out
 
     def fused(self, found: list[tuple[Folded, _Stored]]) -> set[tuple[Form, str]]:
-        """Dims that a module is cut along, next to an unexplained multiple of them."""
+        """Cut dims of a module, next to an unexplained multiple of them."""
         out: set[tuple[Form, str]] = set()
         for f, stored in found:
             for i, axis in enumerate(stored.axes):
@@ -262,7 +267,10 @@ class _Writer:
         return out
 
     def multiple(self, f: Folded, stored: _Stored, vector: Vector) -> int | None:
-        """2 or 3, if an axis without parts and cuts is so many times as long in every version."""
+        """2 or 3, if an axis is so many times as long.
+
+        The axis is so in every version, and has no parts and no cuts.
+        """
         for i, axis in enumerate(stored.axes):
             if axis.parts or _is_cut(axis) or (not self.sizes.is_told and self.meant(f, i) is not None):
                 continue
@@ -393,7 +401,10 @@ class _Writer:
             self.say(f"{size} is {', '.join(keys)}: whether a dim is one of them, the author knows.")
 
     def numbers(self) -> list[str]:
-        """Numbers of the text that another config changes: each with the keys that it follows."""
+        """Numbers of the text that another config changes.
+
+        Each has the keys that it follows.
+        """
         kinds = [
             f"{container}: config.{key} also changes the layers that have a tensor, and the text may not follow it."
             for container, keys in self.kinds.notes.items()
@@ -481,7 +492,7 @@ class _Writer:
         return ".".join(f"{{{next(numbers)}}}" if p is None else p for p in f.pattern)
 
     def planned(self, f: Folded, stored: _Stored) -> _Stored:
-        """The pattern with the cut of the class's plan, if it has one."""
+        """The pattern with the cut of the class's plan, if any."""
         axis = self.planned_axis(f)
         if axis is None or axis >= len(stored.axes) or len(stored.axes[axis].outer) != 1 or stored.axes[axis].parts:
             return stored  # the bias of a rowwise module is held by every rank
@@ -599,7 +610,10 @@ def _parent(f: Folded) -> Form:
 
 
 def _layer(f: Folded) -> Form:
-    """The layer of a tensor: all up to the number of its first container; empty outside of layers."""
+    """The layer of a tensor, or empty outside of layers.
+
+    It is all up to the number of the first container.
+    """
     first = next((i for i, part in enumerate(f.pattern) if part is None), -1)
     return f.pattern[: first + 1]
 
