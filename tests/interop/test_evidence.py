@@ -98,7 +98,7 @@ CHANGES: dict[str, tuple[Callable[[dict[str, torch.Tensor]], object], str]] = {
 def test_logits_that_a_swap_leaves_equal_are_no_witness_of_it(change: str, tmp_path: Path) -> None:
     how, why = CHANGES[change]
     folder = llama(tmp_path / "hf", how)
-    mine = swapped(spec_text("llama.ucpl"), "mlp.gate_proj.weight", "mlp.up_proj.weight")
+    mine = swapped(spec_text("llama.ucpl"), "{mlp}gate_proj.weight", "{mlp}up_proj.weight")
     codes, notes = notes_of(folder, mine, tmp_path)
     assert codes == [] and f"not witnessed by transformers: {why}" in notes
     assert "not witnessed: the identity of each tensor" in notes

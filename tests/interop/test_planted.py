@@ -40,7 +40,7 @@ def swapped(a: str, b: str) -> list[str]:
 # model, mistake: the text of a line, and its replacement, in turns
 MISTAKES: dict[tuple[str, str], list[str]] = {
     ("llama", "a square matrix on its side"): ["attn.out[l] = h (g r d)", "attn.out[l] = (g r d) h"],
-    ("llama", "gate and up"): swapped("mlp.gate_proj.", "mlp.up_proj."),
+    ("llama", "gate and up"): swapped("{mlp}gate_proj.", "{mlp}up_proj."),
     ("llama", "key and value"): swapped("k_proj.weight", "v_proj.weight"),
     ("llama", "rotary pairs for halves"): [
         "attn.q[l] = (g r d) h", "attn.q[l] = (g r k two) h", "attn.k[l] = (g d) h", "attn.k[l] = (g k two) h",
