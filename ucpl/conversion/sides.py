@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["sides", "source_side", "target_side"]
 
-_OWN_NAMES = frozenset(
-    {"file", "weights", "full"}
-)  # a target does not inherit its file name, its choice of weights or its form from the source
+# A target does not inherit its file name, its choice of weights or its form from the source.
+_OWN_NAMES = frozenset({"file", "weights", "full"})
 # Settings of a Megatron mesh: a target of another framework has its own ranks.
 _OF_A_MESH = frozenset({"tp", "pp", "ep", "vpp", "optimizer"})
 

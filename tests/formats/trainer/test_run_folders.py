@@ -283,6 +283,6 @@ def test_a_source_outside_such_a_folder_is_refused(to, tmp_path):
     named, optimizer = run()
     model = {n: p.detach() for n, p in named.items()}
     torch.save({"model": model, "optimizer": optimizer.state_dict()}, tmp_path / "one.pt")
-    with pytest.raises(UcplError, match=r"E471.*is not in a folder of one"):
+    with pytest.raises(UcplError, match=r"E471.*the source is not in one"):
         ucpl.convert(tmp_path / "one.pt", tmp_path / "out", to)
     assert not (tmp_path / "out").exists()

@@ -26,13 +26,13 @@ from ucpl.formats.optimizer_hypers import completed
 from ucpl.formats.torch_optimizer import EXTRA, state_dict_of
 from ucpl.formats.trainer.reading import FSDP, OPTIMIZER, WEIGHTS, OwnNames, opened, recognised
 from ucpl.records import define
+from ucpl.registry import format_named
 
 __all__ = ["Folders"]
 
 _FILES = {"trainer": "optimizer.pt", "accelerate": "optimizer.bin"}
 _FULL_OPTIMIZER = "optimizer.bin"
-TITLES = {"trainer": "the Trainer", "accelerate": "Accelerate"}
-OTHERS = {"trainer": "trainer_state.json", "accelerate": "random_states_0.pkl"}
+_OTHERS = {"trainer": "trainer_state.json", "accelerate": "random_states_0.pkl"}
 _ADAPTER = re.compile(r"\.(?:lora_\w+|modules_to_save)\.[^.]+(?=\.|\Z)")
 
 
@@ -63,8 +63,8 @@ class Folders:
         if container is None or container.kind.name != self.name:
             fail(
                 "E471",
-                f"{self.name}() writes a run of {TITLES[self.name]} again, and the source is not in a folder of one",
-                Label(str(source.root), f"has no {OTHERS[self.name]}"),
+                f"{self.name}() writes {format_named(self.name).title} again, and the source is not in one",
+                Label(str(source.root), f"has no {_OTHERS[self.name]}"),
                 remedy="name the folder that holds the run, or write --to 'torch_file()', 'dcp(fsdp=...)' or 'zero2(dp=...)'",
             )
         return _Writer(self.name, structure, targets, source).skeleton()
