@@ -38,6 +38,8 @@ WAYS = (
     "zero3(dp = 2)",
     "universal()",
 )
+# DeepSpeed's loader requests a tensor of the parameter's shape for each state of a universal checkpoint.
+REFUSED = {("NAdam", "universal()"), ("ASGD", "universal()")}
 
 
 def job(kind: str, seed: int) -> tuple[torch.nn.ModuleDict, torch.optim.Optimizer]:
@@ -70,6 +72,10 @@ def test_a_job_resumes_with_its_state(kind: str, way: str, tmp_path: Path) -> No
     module, optimizer = trained(kind)
     held: dict[str, Any] = dict(zip(("model", "optim"), get_state_dict(module, optimizer), strict=True))
     save(held, checkpoint_id=tmp_path / "source")
+    if (kind, way) in REFUSED:
+        with pytest.raises(ucpl.UcplError, match=r"E471: .*a number"):
+            ucpl.convert(tmp_path / "source", tmp_path / "made", way)
+        return
     ucpl.convert(tmp_path / "source", tmp_path / "made", way)
     if not way.startswith("dcp"):
         ucpl.convert(tmp_path / "made", tmp_path / "back", "dcp(fsdp = 1)")
