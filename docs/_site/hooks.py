@@ -133,7 +133,7 @@ def placed(path: str) -> str | None:
 def grammar_page() -> str:
     return (
         "# Grammar\n\nThe reference of the language as a text: strict LALR(1), read by lark. What it means is in "
-        f"[the language](LANGUAGE.md).\n\n```ebnf\n{grammar_text().strip()}\n```\n"
+        f"[the reference](REFERENCE.md).\n\n```ebnf\n{grammar_text().strip()}\n```\n"
     )
 
 

@@ -5,6 +5,7 @@ Their places, the requests of their first lines, and their tests.
 The info string of a block gives its kind (GitHub colours by its first word alone):
 
     ucpl file            a file              ucpl model, ucpl layout, ucpl top     statements of one place
+    ucpl layout any      statements of a layout of any model
     ucpl cells CALL      a file; the `text` block after it shows the content of stored tensors
     ucpl wrong CODE      a file, or a fragment (`ucpl wrong CODE layout`): the code that it is refused with
     console              lines after `$` are run; a line `...` means any lines; no other line: any output
@@ -73,6 +74,25 @@ def whole(text: str, place: str) -> str:
     """A fragment as a file."""
     before, after = PLACES[place]
     return before + text + after
+
+
+def complete(block: Block, base: str) -> str:
+    """A block as a file that can be located.
+
+    `base` is the file that a page's layout lines extend.
+    """
+    match block.info[1:]:
+        case ["model"]:
+            before, after = WRONG["model"]
+            return before + block.text + after
+        case ["layout"]:
+            call = "layout page(tp = 2, pp = 2, dp = 2) of gpt extends base(tp = tp, pp = pp, dp = dp)"
+            return f"{base}{call} {{\n{block.text}}}\n"
+        case ["layout", "any"]:
+            head = 'layout page(tp = 2, pp = 2, dp = 2) of any {\n  mesh pp dp tp\n  file weights = torch "{pp}_{dp}_{tp}.pt"\n'
+            return f"{base}{head}{block.text}}}\n"
+        case _:
+            return block.text
 
 
 def items_of(block: Block) -> list[Any]:

@@ -1,38 +1,50 @@
-"""docs/LANGUAGE.md and docs/LAYOUTS.md are true.
+"""docs/LANGUAGE.md, docs/REFERENCE.md and docs/LAYOUTS.md are true.
 
-Examples become the intended records, and store the shown tensors.
+Examples become the intended records, hold, and store the shown tensors.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
+import shlex
+from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
+import torch
+from lark import Token
+from safetensors.torch import load_file, save_file
 
-from tests.docs.blocks import ROOT, WRONG, Block, blocks, cells, items_of, located, records
+from tests.cli.command import ucpl
+from tests.docs.blocks import PLACES, ROOT, WRONG, Block, blocks, cells, complete, items_of, located, records, whole
 from ucpl.errors import UcplError, catalogue
 from ucpl.errors.render import render_diagnostic
 from ucpl.language import nodes
 from ucpl.language.recorder import ENTRY_CLASSES
+from ucpl.language.tables import LineJoiner, build
 from ucpl.language.words import CLAUSE_WORDS
 from ucpl.layout.arithmetic import FUNCTIONS
 from ucpl.layout.scope import Scope
 from ucpl.registry import formats
 from ucpl.resources import grammar_text
 
-PAGE, SHIPPED = (ROOT / "docs" / name for name in ("LANGUAGE.md", "LAYOUTS.md"))
+FIRST, PAGE, SHIPPED = (ROOT / "docs" / name for name in ("LANGUAGE.md", "REFERENCE.md", "LAYOUTS.md"))
 GOLDEN = ROOT / "tests" / "docs" / "language.records"
-ALL = [*blocks(PAGE), *blocks(SHIPPED)]
+ALL = [*blocks(FIRST), *blocks(PAGE), *blocks(SHIPPED)]
 RIGHT = [b for b in ALL if b.info[:1] == ("ucpl",) and b.info[1] != "wrong"]
+REFERENCE = [b for b in RIGHT if b.page == "docs/REFERENCE.md"]
+BASE = next(b.text for b in REFERENCE if b.info == ("ucpl", "file"))
 FAULTY = [b for b in ALL if b.info[:2] == ("ucpl", "wrong")]
 CELLS = [(b, ALL[i + 1]) for i, b in enumerate(ALL) if b.info[:2] == ("ucpl", "cells")]
 
 
 def test_every_block_says_what_it_is() -> None:
     known = {"file", "cells", "wrong", "top", "model", "layout"}
-    assert [str(b) for b in ALL if b.info != ("text",) and (b.info[:1] != ("ucpl",) or b.info[1] not in known)] == []
+    others = [b for b in ALL if b.info not in (("text",), ("sh",))]
+    assert [str(b) for b in others if b.info[:1] != ("ucpl",) or b.info[1] not in known] == []
 
 
 def test_every_example_becomes_the_records_that_are_meant() -> None:
@@ -49,6 +61,15 @@ def test_every_example_becomes_the_records_that_are_meant() -> None:
 def test_each_stored_tensor_holds_what_the_page_shows(block: Block, shown: Block) -> None:
     assert shown.info == ("text",)
     assert cells(located(block.text, block.info[2])) == shown.text.rstrip("\n")
+
+
+@pytest.mark.parametrize("block", [b for b in REFERENCE if b.info[1] not in ("top", "cells")], ids=str)
+def test_each_example_of_the_reference_holds(block: Block) -> None:
+    """Its lines have a place on ranks.
+
+    They are in a model of their own or in a layout that extends `base`.
+    """
+    assert located(complete(block, BASE)).parts
 
 
 @pytest.mark.parametrize("block", FAULTY, ids=str)
@@ -82,9 +103,37 @@ def everything() -> list[Any]:
             for f in attrs.fields(type(value)):
                 walk(getattr(value, f.name))
 
-    for block in RIGHT:
+    for block in REFERENCE:
         walk(tuple(items_of(block)))
     return out
+
+
+def test_every_rule_and_word_of_the_grammar_has_an_example() -> None:
+    """The parse trees of the reference have each rule and each terminal."""
+    lark = build(grammar_text(), LineJoiner(), None)
+    rules: set[str] = set()
+    words: set[str] = set()
+    for block in REFERENCE:
+        text = whole(block.text, block.info[1]) if block.info[1] in PLACES else block.text
+        for tree in lark.parse(text, start="start").iter_subtrees():
+            rules.add(tree.data)
+            words |= {child.type for child in tree.children if isinstance(child, Token)}
+    known = {str(r.alias or r.origin.name) for r in lark.rules}
+    without_a_node = {
+        "call_text",
+        "expr_text",
+        "clause",
+        "axis",
+        "unit",
+        "product",
+        "sum",
+        "rel",
+        "negation",
+        "conj",
+        "expr",
+    }
+    assert sorted(r for r in known - rules - without_a_node if not r.startswith("_")) == []
+    assert sorted({t.name for t in lark.terminals} - words - {"SLIP", *lark.ignore_tokens}) == []
 
 
 def test_every_kind_of_record_has_an_example() -> None:
@@ -184,3 +233,52 @@ def test_every_shipped_file_and_every_framework_is_named() -> None:
     text = PAGE.read_text(encoding="utf-8") + SHIPPED.read_text(encoding="utf-8")
     assert [p.name for p in (ROOT / "specs").glob("*.ucpl") if f"specs/{p.name}" not in text] == []
     assert [name for name in formats() if f"`{name}`" not in text] == []
+
+
+# ---- the first page --------------------------------------------------------------------------------------------------
+
+
+def test_the_complete_file_of_the_first_page_converts_a_folder(tmp_path: Path) -> None:
+    """Its commands run.
+
+    Each rank has its part of each matrix, as torch splits it.
+    """
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "num_hidden_layers": 4,
+        "hidden_size": 8,
+        "vocab_size": 11,
+        "intermediate_size": 6,
+        "num_key_value_heads": 2,
+        "num_attention_heads": 4,
+        "tie_word_embeddings": False,
+    }
+    shapes = {"model.embed_tokens": (11, 8), "model.norm": (8,), "lm_head": (11, 8)}
+    for layer in (f"model.layers.{n}." for n in range(4)):
+        shapes |= {f"{layer}{norm}": (8,) for norm in ("input_layernorm", "post_attention_layernorm")}
+        shapes |= {f"{layer}self_attn.{x}_proj": (rows, 8) for x, rows in (("q", 8), ("k", 4), ("v", 4), ("o", 8))}
+        shapes |= {f"{layer}mlp.{x}_proj": (6, 8) for x in ("gate", "up")} | {f"{layer}mlp.down_proj": (8, 6)}
+    torch.manual_seed(0)
+    folder = {f"{name}.weight": torch.randn(shape) for name, shape in shapes.items()}
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "config.json").write_text(json.dumps(config))
+    save_file(folder, tmp_path / "folder" / "model.safetensors", {"format": "pt"})
+    page = blocks(FIRST)
+    (tmp_path / "llama.ucpl").write_text(next(b.text for b in page if b.info == ("ucpl", "file")))
+    commands = [c for b in page if b.info == ("sh",) for c in re.findall(r"^\$ (.*?)(?: +#.*)?$", b.text, re.MULTILINE)]
+    with contextlib.chdir(tmp_path):
+        for command in commands:
+            done = ucpl(*shlex.split(command)[1:])
+            assert done.status == 0, f"{command}\n{done.out}{done.err}"
+    assert {c.split()[1] for c in commands} == {"check", "roundtrip", "convert"}
+    found = torch.load(tmp_path / "ranks" / "stage_1_rank_1.pt")
+    layer = "model.layers.3."
+    parts = [folder[f"{layer}self_attn.{x}_proj.weight"].chunk(2)[1] for x in "qkv"]
+    assert torch.equal(found["layers.1.qkv"], torch.cat(parts))
+    assert torch.equal(found["layers.1.out"], folder[f"{layer}self_attn.o_proj.weight"].chunk(2, 1)[1])
+    parts = [folder[f"{layer}mlp.{x}_proj.weight"].chunk(2)[1] for x in ("gate", "up")]
+    assert torch.equal(found["layers.1.gate_up"], torch.cat(parts))
+    assert torch.equal(found["head"][:5], folder["lm_head.weight"][6:]) and "embed" not in found
+    back = load_file(tmp_path / "back" / "model.safetensors")
+    assert back.keys() == folder.keys() and all(torch.equal(back[k], folder[k]) for k in folder)

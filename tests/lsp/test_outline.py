@@ -19,7 +19,10 @@ from ucpl.resources import grammar_text
 FILES = [p for folder in ("specs", "benchmarks", "examples") for p in sorted((ROOT / folder).rglob("*.ucpl"))]
 TEXTS = {p.relative_to(ROOT).as_posix(): p.read_text(encoding="utf-8") for p in FILES}
 TEXTS |= {
-    str(b): b.text for b in blocks(ROOT / "docs" / "LANGUAGE.md") if b.info[:2] in (("ucpl", "cells"), ("ucpl", "file"))
+    str(b): b.text
+    for page in ("LANGUAGE.md", "REFERENCE.md")
+    for b in blocks(ROOT / "docs" / page)
+    if b.info[:2] in (("ucpl", "cells"), ("ucpl", "file"))
 }
 
 
@@ -68,6 +71,8 @@ def _named(node: nodes.Model | nodes.Layout) -> dict[str, list[str]]:
                 out["tensor"].append(path)
             case nodes.Alias(path=path):
                 out["alias"].append(path)
+            case nodes.Gone(kind="tensor" | "alias" as kind, names=names):
+                out[kind] += names
             case nodes.Mesh(name=name, axes=axes):
                 out["mesh"] += [name] if name else []
                 out["axis"] += axes

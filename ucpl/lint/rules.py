@@ -83,7 +83,7 @@ def silenced(remarks: tuple[Remark, ...], text: str, file: File) -> tuple[Remark
         allowed.setdefault(at, set()).update(names)
         for name in sorted(names - RULES.keys()):
             near = get_close_matches(name, RULES, 1)
-            meant = f"Did you mean `{near[0]}`?" if near else "docs/LANGUAGE.md lists the rules"
+            meant = f"Did you mean `{near[0]}`?" if near else "docs/LINT.md lists the rules"
             unknown.append(Remark(f"no rule is called `{name}` (line {line}). {meant}", "unknown-rule", line))
     if not allowed:
         return remarks
