@@ -53,6 +53,7 @@ DESCRIBING = frozenset(
     (
         "ds_version",
         "empty_tensors",
+        "experts_optimizers",
         LAYERS,
         "left_out",
         "megatron_without_extra_state",

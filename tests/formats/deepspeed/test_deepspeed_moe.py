@@ -365,10 +365,21 @@ def test_older_releases_say_the_same_elsewhere(path: Path, tmp_path: Path) -> No
             assert torch.equal(torch.as_tensor(mine["params"][name][state]), torch.as_tensor(value)), (name, state)
     assert [g["params"] for g in mine["groups"]] == [g["params"] for g in theirs["groups"]]
     convert(old, tmp_path / "new", "zero1(dp=4, ep=4)" if path == ONE else "zero1(dp=2, ep=1)")
-    assert not list((tmp_path / "new" / STEP).glob("expp_*"))
     assert compare(old, tmp_path / "new")
     made = loaded(tmp_path / "new", "mp_rank_00_model_states.pt")
     assert [*made["param_shapes"][0]] == [*loaded(path, "mp_rank_00_model_states.pt")["param_shapes"][0]]
+
+
+def test_a_target_has_the_empty_optimizers_of_experts_that_its_source_has(tmp_path: Path) -> None:
+    """DeepSpeed 0.9.5 opens the file of each expert-parallel rank also with ZeRO."""
+    old = older(ONE, tmp_path / "old")
+    for source, degree in ((old, 4), (tmp_path / "made-4", 1), (tmp_path / "made-1", 2)):
+        target = tmp_path / f"made-{degree}"
+        convert(source, target, f"zero1(dp=4, ep={degree})")
+        found = sorted(file.name for file in (target / STEP).glob("expp_*"))
+        assert found == [f"expp_rank_{ep}_mp_rank_00_optim_states.pt" for ep in range(degree)]
+        assert all(loaded(target, name) == {"optimizer": None} for name in found)
+        assert compare(old, target)
 
 
 def test_experts_that_a_release_leaves_out_are_those_that_fill_the_buffer(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from ucpl.formats.deepspeed.experts import (
 from ucpl.formats.deepspeed.flat_shards import Sharers, read_flat_shards
 from ucpl.formats.deepspeed.gathered import Gathered, StepFacts, callers_of
 from ucpl.formats.deepspeed.module import RankModule, groups_of, keep_module, module_of, named_tensors
+from ucpl.formats.deepspeed.names import EXPERTS_OPTIMIZERS
 from ucpl.formats.deepspeed.order import Shape
 from ucpl.formats.deepspeed.pipeline import common_groups
 from ucpl.formats.deepspeed.settings import set_alignment
@@ -91,6 +92,8 @@ def read_dense(
         keep_scaling(gathered, topology.optim)
     else:
         keep_whole_scaling(gathered, first)
+    if topology.listing.experts_optims:
+        gathered.blobs[EXPERTS_OPTIMIZERS] = True
     experts = grid.held.parts if grid.held is not None else ()
     experts += tuple(read_shard(topology.listing.root, name) for name in topology.listing.experts_optims)
     return (*topology.metas, *experts, *topology.optims), _facts(gathered, grid, by_tp, first, pipeline)

@@ -29,6 +29,7 @@ _NUMBER = re.compile(r"\d+")
 _DIGITS_MAX = 10  # of a layer's number
 
 LATEST = "latest"
+EXPERTS_OPTIMIZERS = "experts_optimizers"  # of a run whose release writes empty ones next to the shards of ZeRO
 
 # Keys of a model-state file that DeepSpeed writes itself, in its order. All others came from client_state.
 MODEL_KEYS = (
@@ -179,6 +180,10 @@ def is_apart(name: str) -> bool:
 
 def is_of_expert(name: str) -> bool:
     return bool(_EXPERT.match(name) or _EXPERTS_OPTIM.match(name))
+
+
+def experts_optim_file(ep: int, mp: int) -> str:
+    return f"expp_rank_{ep}_mp_rank_{mp:02d}_optim_states.pt"
 
 
 def expert_place(name: str) -> tuple[int, int, int] | None:

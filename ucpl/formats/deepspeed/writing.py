@@ -1,7 +1,7 @@
 """A target's files without payload: metadata, and all carried values.
 
 Metadata of the layout is made from the Structure; values that continue a run come from the source's TrainState. The form
-is that of deepspeed 0.19.8, whatever release wrote the source.
+is that of deepspeed 0.19.8, whatever release wrote the source; releases from 0.9.5 on load it (docs/RELEASES.md).
 
 Not here: recovery scripts (zero_to_fp32.py), which are DeepSpeed's own code.
 """
@@ -14,7 +14,15 @@ from ucpl.extents.pipeline import layer_file
 from ucpl.files.checkpoint import Checkpoint, Skeleton
 from ucpl.formats.deepspeed.config import blobs_of
 from ucpl.formats.deepspeed.model_states import model_states, parts
-from ucpl.formats.deepspeed.names import LATEST, is_apart, model_file, optim_file
+from ucpl.formats.deepspeed.names import (
+    EXPERTS_OPTIMIZERS,
+    LATEST,
+    experts_optim_file,
+    is_apart,
+    is_of_expert,
+    model_file,
+    optim_file,
+)
 from ucpl.formats.deepspeed.optimizer_states import shard
 from ucpl.formats.deepspeed.order import alignment_elements
 from ucpl.formats.deepspeed.target import Made, StepWriter, skeleton_of
@@ -48,8 +56,21 @@ def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Ch
             writer.stand(mp, rank)
             file = writer.file(optim_file(bool(writer.settings.get("bf16")), rank, mp))
             files.append((file, shard(writer, file)))
+    for name in _empty_optimizers(writer):
+        files.append((writer.file(name), {"optimizer": None}))
     _reject_unused(writer)
     return skeleton_of(tag or writer.folder, LATEST, files)
+
+
+def _empty_optimizers(writer: StepWriter) -> list[str]:
+    """Files of experts' optimizers, which are empty with ZeRO, if the source has them.
+
+    DeepSpeed before 0.10 opens them at each load; it and later ones, up to 0.19.3, write them.
+    """
+    if not writer.blob(EXPERTS_OPTIMIZERS) or not any(is_of_expert(t.file) for t in writer.targets):
+        return []
+    degree = int(writer.settings.get("ep") or 1)
+    return [experts_optim_file(ep, mp) for mp in range(writer.stages * writer.degree) for ep in range(degree)]
 
 
 def _reject_alignment(writer: StepWriter) -> None:
