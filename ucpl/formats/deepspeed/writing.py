@@ -1,7 +1,7 @@
 """A target's files without payload: metadata, and all carried values.
 
 Metadata of the layout is made from the Structure; values that continue a run come from the source's TrainState. The form
-is that of deepspeed 0.19.8, whatever release wrote the source; releases from 0.9.5 on load it (docs/RELEASES.md).
+is that of deepspeed 0.19.8, whatever release wrote the source.
 
 Not here: recovery scripts (zero_to_fp32.py), which are DeepSpeed's own code.
 """
@@ -63,9 +63,9 @@ def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Ch
 
 
 def _empty_optimizers(writer: StepWriter) -> list[str]:
-    """Files of experts' optimizers, which are empty with ZeRO, if the source has them.
+    """Files of experts' optimizers, if the source has them.
 
-    DeepSpeed before 0.10 opens them at each load; it and later ones, up to 0.19.3, write them.
+    With ZeRO they are empty. DeepSpeed before 0.10 opens them at each load; it and later ones, up to 0.19.3, write them.
     """
     if not writer.blob(EXPERTS_OPTIMIZERS) or not any(is_of_expert(t.file) for t in writer.targets):
         return []
