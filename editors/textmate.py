@@ -1,4 +1,4 @@
-"""A TextMate grammar for editors, made from the words of grammar/ucpl.lark.
+"""A TextMate grammar for editors, made from the words of the grammars.
 
     python -m editors.textmate editors/vscode/syntaxes/ucpl.tmLanguage.json      (`make docs` does it)
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ucpl.language.words import AXIS_WORDS, LAYOUT_WORDS, MODEL_WORDS, SPLIT_WORDS
 from ucpl.layout.arithmetic import FUNCTIONS
-from ucpl.resources import grammar_text
+from ucpl.resources import VERSIONS, grammar_text
 
 __all__ = ["NO_NAME", "grammar", "keywords"]
 
@@ -30,8 +30,8 @@ _ALONE = r"(?<![\w.@])"
 
 
 def keywords() -> frozenset[str]:
-    """Every word that the grammar of the language asks for."""
-    text = _REGEX.sub("", _COMMENT.sub("", grammar_text()))
+    """Every word that a grammar of the language asks for."""
+    text = _REGEX.sub("", _COMMENT.sub("", "\n".join(map(grammar_text, VERSIONS))))
     return frozenset(re.findall(r'"([a-z]+)"', text))
 
 

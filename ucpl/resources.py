@@ -12,8 +12,10 @@ from pathlib import Path
 
 from ucpl.installed import entry_points
 
-__all__ = ["example_folder", "grammar_text", "spec_files", "spec_text"]
+__all__ = ["VERSION", "VERSIONS", "example_folder", "grammar_text", "spec_files", "spec_text"]
 
+VERSIONS = 1, 2  # of the language
+VERSION = VERSIONS[-1]
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -27,9 +29,10 @@ def _folder(name: str) -> Path:
 
 
 @cache
-def grammar_text() -> str:
-    """The grammar of the language, as lark reads it."""
-    return (_folder("grammar") / "ucpl.lark").read_text(encoding="utf-8")
+def grammar_text(version: int = VERSION) -> str:
+    """The grammar of one version of the language, as lark reads it."""
+    name = "ucpl.lark" if version == VERSION else f"ucpl-{version}.lark"
+    return (_folder("grammar") / name).read_text(encoding="utf-8")
 
 
 def example_folder() -> Path:

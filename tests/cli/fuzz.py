@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from tests.cli.command import FIXTURES, Done, good, ucpl
 
-SPEC = """ucpl 1
+SPEC = """ucpl 2
 let wide = 4
 model own {
   dim l = 3, h = wide, f = config.width

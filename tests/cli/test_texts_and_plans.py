@@ -81,7 +81,7 @@ def test_check_of_several_files_finds_a_fault_once(spec: Path) -> None:
     broken = SPEC.replace('up   = l f h  as "up"', 'upp  = l f h  as "up"')
     broken += "layout again() of own extends whole() {\n}\n"
     (spec / "broken.ucpl").write_text(broken)
-    (spec / "empty.ucpl").write_text("ucpl 1\n")
+    (spec / "empty.ucpl").write_text("ucpl 2\n")
     done = ucpl("check", "own.ucpl", "broken.ucpl", "empty.ucpl", "--config", "config.json", "--json")
     assert done.status == 1 and not done.json["good"]
     assert len(done.json["diagnostics"]) == 1, done.json["diagnostics"]

@@ -20,7 +20,7 @@ from ucpl.layout import load, resolve
 from ucpl.layout.scope import Value
 from ucpl.placement import locate
 
-SPEC = """ucpl 1
+SPEC = """ucpl 2
 
 model tiny {
   dim r = 6, c = 4, l = 2
@@ -346,9 +346,7 @@ def test_parts_of_one_size_side_by_side_are_a_remark(spec: Path) -> None:
     assert "q, k and v in qkv" in remark
     (remark,) = fused(spec, "crc", "q: c + k: r + v: c")
     assert "q and v in qkv" in remark
-    (remark,) = fused(
-        spec, "www", "q: w + k: w + v: w", "  dim w = [2, 3] by l\n"
-    )  # layers of one size are no line each
+    (remark,) = fused(spec, "www", "q: w + k: w + v: w", "  dim w[l] = [2, 3]\n")  # layers of one size are no line each
     assert remark.startswith("of one size and side by side: q, k and v in qkv. Swapped")
 
 

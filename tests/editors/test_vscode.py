@@ -15,8 +15,9 @@ from editors import textmate as made
 from tests.docs.blocks import ROOT
 from tests.editors.textmate import rules, tokenised
 from ucpl.cli.verbs import VERBS
-from ucpl.language.source import Source
+from ucpl.language.source import Source, version_of
 from ucpl.language.tables import tables
+from ucpl.resources import VERSIONS
 
 FOLDER = ROOT / "editors" / "vscode"
 PACKAGE = json.loads((FOLDER / "package.json").read_text(encoding="utf-8"))
@@ -45,7 +46,10 @@ def test_its_words_are_those_of_the_language() -> None:
             text = re.sub(r"\(\?[<=!:]+|\\[a-zA-Z]|\[[^\]]*\]", " ", rule["match"])
             coloured |= set(re.findall(r"[a-z]{2,}", text))
     written = {
-        t.pattern.value for t in tables().lark.terminals if t.pattern.type == "str" and t.pattern.value.isalpha()
+        t.pattern.value
+        for version in VERSIONS
+        for t in tables(version).lark.terminals
+        if t.pattern.type == "str" and t.pattern.value.isalpha()
     }
     policies = {"same", "mean", "sum", "any"}
     assert coloured - made.keywords() == set()
@@ -55,7 +59,7 @@ def test_its_words_are_those_of_the_language() -> None:
 
 def read(text: str) -> list[tuple[int, str, bool]]:
     """The places of names and words of the language, by the parser."""
-    parser = tables()
+    parser = tables(version_of(text))
     words = {t.name for t in parser.lark.terminals if t.pattern.type == "str" and t.pattern.value.isalpha()}
     source = Source("", text)
     parser.joiner.source = source

@@ -11,9 +11,10 @@ from ucpl.errors import UcplError
 from ucpl.extents.dtypes import DTYPES
 from ucpl.language import parse, parse_call
 from ucpl.language.foreign_words import table, words
-from ucpl.language.forms import FORMS
+from ucpl.language.forms import forms
 from ucpl.language.suggestions import Row, rows
 from ucpl.language.words import ELEMENT_TYPES, LAYOUT_WORDS, MODEL_WORDS
+from ucpl.resources import VERSIONS
 
 ROWS_MAX = 60
 FRAMES = {
@@ -25,34 +26,50 @@ FRAMES = {
 }
 
 
-def framed(line: str, place: str) -> str:
+def framed(line: str, place: str, version: int = 1) -> str:
     before, after = FRAMES[place]
+    before = before.replace("ucpl 1", f"ucpl {version}")
     return before + line + "\n}" * (line.count("{") - line.count("}")) * line.endswith("{") + after
 
 
-def read(line: str, place: str) -> object:
-    return parse_call(line) if place == "c" else parse(framed(line, place))
+def read(line: str, place: str, version: int = 1) -> object:
+    return parse_call(line) if place == "c" else parse(framed(line, place, version))
 
 
-def remedy(line: str, place: str) -> str:
+def remedy(line: str, place: str, version: int = 1) -> str:
     with pytest.raises(UcplError) as caught:
-        read(line, place)
+        read(line, place, version)
     return caught.value.diagnostics[0].remedy
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row.example)
 def test_each_row_offers_its_line(row: Row) -> None:
-    why, _, offered = remedy(row.example, row.place[0]).partition("\nwrite: ")
+    version = row.version or 1
+    why, _, offered = remedy(row.example, row.place[0], version).partition("\nwrite: ")
     assert row.why[:20] in why
     assert offered.replace("\n       ", "\n") == row.write
     if row.write:
-        read(row.write, row.place[0])
+        read(row.write, row.place[0], version)
+
+
+OLDER = {  # words of version 1 in a text of version 2, and the line to write
+    "state fp32 of decay = like": "state fp32 for decay = like",
+    "* of frozen = none": "* is frozen = none",
+    "fill * of frozen = 0": "fill * is frozen = 0",
+    "fill state m of decay = 0": "fill state m for decay = 0",
+}
+
+
+@pytest.mark.parametrize("line", OLDER)
+def test_each_version_offers_its_words_for_those_of_the_other(line: str) -> None:
+    assert remedy(line, "l", 2).endswith(f"write: {OLDER[line]}")
+    assert remedy(OLDER[line], "l").endswith(f"write: {line}")
 
 
 def test_the_rows_are_few() -> None:
     listed = table()["word"]
     assert isinstance(listed, list)
-    assert len(rows()) + len(listed) <= ROWS_MAX
+    assert len([row for row in rows() if not row.version]) + len(listed) <= ROWS_MAX
 
 
 def test_a_line_has_several_mistakes() -> None:
@@ -84,18 +101,18 @@ def test_a_line_that_no_person_wrote_is_not_looked_at() -> None:
 @pytest.mark.parametrize("place", "lmt")
 def test_every_statement_has_its_form(place: str) -> None:
     words = {"l": LAYOUT_WORDS, "m": MODEL_WORDS, "t": {"from", "let", "assert", "model", "layout", "plan"}}
-    assert {word for at, word in FORMS if at == place} == words[place] | {""}
+    assert {word for at, word in forms(1) if at == place} == words[place] | {""}
 
 
-@pytest.mark.parametrize(("place", "word"), FORMS)
-def test_every_form_has_an_example_that_can_be_read(place: str, word: str) -> None:
-    example = FORMS[place, word][1]
-    assert example.split()[0] == word or not word
-    read(example.replace(" … ", "\n"), place)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_form_has_an_example_that_can_be_read(version: int) -> None:
+    for (place, word), (_, example) in forms(version).items():
+        assert example.split()[0] == word or not word
+        read(example.replace(" … ", "\n"), place, version)
 
 
 def test_a_statement_that_goes_wrong_says_its_form() -> None:
-    assert remedy("derive weight ??", "l").startswith(FORMS["l", "derive"][0])
+    assert remedy("derive weight ??", "l").startswith(forms(1)["l", "derive"][0])
     assert "as in: attn.q[l]" in remedy("embed = v h ??", "l")
 
 

@@ -16,7 +16,7 @@ from ucpl.lint.rules import RULES
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "LINT.md"
 SHIPPED = sorted((*(ROOT / "specs").glob("*.ucpl"), *(ROOT / "examples").rglob("*.ucpl")))
-TEXT = """ucpl 1 {header}
+TEXT = """ucpl 2 {header}
 model m {{
   dim h = 4
   w : h
@@ -93,7 +93,7 @@ def page() -> str:
 `ucpl check` and the editor print a remark with the id of its rule, as `[unused-file]`. A remark is no error.
 The exit status is 0.
 `# ucpl: allow RULE: reason` silences a rule: at the end of a line or alone above it for that line, at the first line of a
-model or layout for all of it, and at `ucpl 1` for the file. Several rules have commas between them.
+model or layout for all of it, and at `ucpl 2` for the file. Several rules have commas between them.
 
 | rule | remark |
 |---|---|
@@ -108,3 +108,14 @@ def test_the_page_lists_the_rules() -> None:
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("header", "remarks"), [("ucpl 1", 1), ("ucpl 1  # ucpl: allow old-version", 0), ("ucpl 2", 0)]
+)
+def test_a_file_in_an_older_version_has_one_remark(header: str, remarks: int, tmp_path: Path) -> None:
+    spec = tmp_path / "x.ucpl"
+    spec.write_text(f"# first\n{header}\nmodel m {{\n  w : 4\n}}\n")
+    found = json.loads(ucpl("check", str(spec), "--json").out)
+    assert [(one["rule"], one["line"]) for one in found["lints"]] == [("old-version", 2)] * remarks
+    assert len(found["remarks"]) == remarks

@@ -14,7 +14,7 @@ from ucpl.lsp.findings import Finding
 from ucpl.lsp.words import FUNCTIONS, WORDS
 from ucpl.resources import spec_files
 
-MODEL = """ucpl 1
+MODEL = """ucpl 2
 
 let heads = 8
 
@@ -352,7 +352,7 @@ def test_a_remark_has_no_code() -> None:
 
 
 def test_a_remark_about_a_line_is_shown_there() -> None:
-    spec = "ucpl 1\nmodel m {\n  w : 4\n}\nlayout x() of m {\n"
+    spec = "ucpl 2\nmodel m {\n  w : 4\n}\nlayout x() of m {\n"
     spec += '  file weights = torch "a"\n  file more = torch "b"\n  w = _ as "w"\n}\n'
     (found,) = wrong(spec)
     assert "no line is in `file more`" in found.message

@@ -137,7 +137,7 @@ def test_characters_are_counted_as_the_editor_counts_them(tmp_path: Path) -> Non
 
     The rest of the line is not shifted.
     """
-    text = 'ucpl 1\nmodel m {\n  "\U0001f600\U0001f600" : 4\n  "\U0001f600" : | 5\n}\n'
+    text = 'ucpl 2\nmodel m {\n  "\U0001f600\U0001f600" : 4\n  "\U0001f600" : | 5\n}\n'
 
     async def tell(editor: Editor) -> None:
         editor.open(text)
@@ -176,7 +176,7 @@ def test_a_name_is_found_and_renamed(tmp_path: Path) -> None:
 def test_settings_name_a_config_and_texts_import_each_other(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text('{"hidden_size": 10}')
     (tmp_path / "gpt.ucpl").write_text(MODEL)
-    text = 'ucpl 1\nfrom "gpt.ucpl" import gpt\n' + LAYOUT
+    text = 'ucpl 2\nfrom "gpt.ucpl" import gpt\n' + LAYOUT
 
     async def tell(editor: Editor) -> None:
         editor.open(text)

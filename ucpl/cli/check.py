@@ -41,6 +41,7 @@ def run(options: Namespace, console: Console) -> int:
     checked = [check(name, given) for name in options.files]
     if not all(CONFIG_UNREAD in one.remarks for one in checked):  # of several files one has a use for it
         checked = [evolve(one, noted=tuple(r for r in one.noted if r.text != CONFIG_UNREAD)) for one in checked]
+    checked = [evolve(one, noted=(*one.outdated, *one.noted)) for one in checked]
     for one in checked:
         for text in (*one.tried, *one.noted):
             console.say(f"{one.name}: {text}")

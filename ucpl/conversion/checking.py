@@ -41,7 +41,7 @@ from ucpl.conversion.requests import Called, Given
 from ucpl.conversion.side import Side, located
 from ucpl.errors import Diagnostic, UcplError, fail
 from ucpl.inference.sizes import sizes_of_shapes
-from ucpl.language import nodes, parse, parse_call, print_expr, print_file
+from ucpl.language import nodes, parse, parse_call, print_expr, print_file, worded
 from ucpl.layout import Layout, Library, load
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.globs import is_called
@@ -74,7 +74,7 @@ from ucpl.lint.no_effect import (
     unread_dims,
 )
 from ucpl.lint.plan_refusals import check_fill_types, check_plannable, odd_fills, odd_scales
-from ucpl.lint.rules import Remark, silenced
+from ucpl.lint.rules import Remark, old_version, silenced
 from ucpl.lint.swappable_parts import swappable_parts, swappable_text
 from ucpl.lint.unknown_kinds import unknown_kinds
 from ucpl.lint.unused_names import CONFIG_UNREAD, reads_config, unused
@@ -121,6 +121,7 @@ class Checked:
     counts: dict[str, int]
     tried: tuple[str, ...] = ()  # "megatron holds at tp = 2; pp = 2; tp = 2, pp = 2"
     unchecked: tuple[str, ...] = ()  # layouts that hold at no number that was tried: nothing is known of them
+    outdated: tuple[Remark, ...] = ()  # of a file in an older version of the language
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -142,7 +143,8 @@ def check(asked: str, given: Given) -> Checked:
     except UcplError as error:
         return Checked(name, error.diagnostics, (), {})
     found = _checked(library, name, given, call)
-    return evolve(found, noted=silenced(found.noted, written, library.files[name]))
+    file = library.files[name]
+    return evolve(found, noted=silenced(found.noted, written, file), outdated=old_version(written, file))
 
 
 def check_text(name: str, text: str, given: Given, read: Reader) -> Checked:
@@ -155,7 +157,8 @@ def check_text(name: str, text: str, given: Given, read: Reader) -> Checked:
     except UcplError as error:
         return Checked(name, error.diagnostics, (), {})
     found = _checked(library, name, given, None)
-    return evolve(found, noted=silenced(found.noted, text, library.files[name]))
+    file = library.files[name]
+    return evolve(found, noted=silenced(found.noted, text, file), outdated=old_version(text, file))
 
 
 def _checked(library: Library, name: str, given: Given, call: nodes.Call | None) -> Checked:
@@ -535,7 +538,7 @@ class _Checker:
             self.remark(
                 f"{node.name} stores no {', '.join(some)} of {listed(left_out)}: no group that a state line is of has"
                 f" {'it' if len(left_out) == 1 else 'them'}. Name {'it' if len(left_out) == 1 else 'them'} in one, or write"
-                f" `group rest = {left_out[0]}` and `state * of rest = ...`",
+                f" `group rest = {left_out[0]}` and `state * {worded(node.span, 'of', 'for')} rest = ...`",
                 "missing-state",
             )
         states = unkept_states(side.placement)

@@ -1,13 +1,14 @@
 """Text of the language to frozen records, and back.
 
-`parse` reads a file, `print_file` writes one, `format_text` tidies one without losing its comments.
+`parse` reads a file, `print_file` writes one, `format_text` tidies one without losing its comments, and `upgraded`
+gives the text in the newest version of the language.
 
 Not here: the meaning of names, and unknown names (layout), and the results of templates (regions).
 """
 
-from ucpl.language.pages import format_text, print_file
+from ucpl.language.pages import format_text, print_file, upgraded
 from ucpl.language.parser import parse, parse_call, parse_expr
-from ucpl.language.printer import print_axis, print_expr, print_item
+from ucpl.language.printer import print_axis, print_expr, print_item, worded
 
 __all__ = [
     "format_text",
@@ -18,4 +19,6 @@ __all__ = [
     "print_expr",
     "print_file",
     "print_item",
+    "upgraded",
+    "worded",
 ]

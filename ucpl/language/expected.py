@@ -6,10 +6,9 @@ from lark.exceptions import UnexpectedInput, UnexpectedToken
 
 from ucpl.errors import UcplError
 from ucpl.language.limits import TEXT_CHARACTERS_MAX
-from ucpl.language.reading import LOCK
+from ucpl.language.reading import LOCK, tables_of
 from ucpl.language.slips import expected_kinds
 from ucpl.language.source import Source
-from ucpl.language.tables import tables
 
 __all__ = ["words_after"]
 
@@ -26,9 +25,9 @@ def words_after(text: str) -> frozenset[str]:
         return frozenset()
     source = Source("", text + _NOTHING)
     with LOCK:
-        parser = tables()
+        parser = tables_of(text)
         parser.joiner.source = source
-        parser.recorder.begin(source)
+        parser.recorder.begin(source, parser.version)
         try:
             parser.lark.parse(source.text, start="start")
         except UnexpectedToken as error:

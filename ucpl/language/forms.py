@@ -7,7 +7,7 @@ of the grammar is missing.
 
 from __future__ import annotations
 
-__all__ = ["FORMS", "form_of"]
+__all__ = ["form_of", "forms"]
 
 _LET = ("`let` gives names to numbers", "let heads = 32, width = heads * 128")
 _ASSERT = ("`assert` has a condition, and a text after a comma", 'assert h % 2 == 0, "h = {h} is odd"')
@@ -89,8 +89,27 @@ FORMS: dict[tuple[str, str], tuple[str, str]] = {
 }
 
 
-def form_of(place: str, line: str) -> str:
+_NEWER: dict[tuple[str, str], tuple[str, str]] = {  # of version 2, where it differs
+    ("h", ""): ("a file starts with the version of the language", "ucpl 2"),
+    ("m", "state"): (
+        "a state has its names, `:`, its element type, and perhaps `scalar` and `for` with its groups",
+        "state exp_avg, exp_avg_sq : f32 for decay",
+    ),
+    ("l", "state"): (
+        "a state line has states, perhaps `for` with groups, `=`, and `like`, `none` or a flat, then clauses",
+        'state exp_avg for decay = pad(flat(each), 2 * dp)@dp  in optim as "state/{bucket}"',
+    ),
+}
+
+
+def forms(version: int) -> dict[tuple[str, str], tuple[str, str]]:
+    """The forms of one version of the language."""
+    return FORMS if version == 1 else {key: _NEWER.get(key, form) for key, form in FORMS.items() if key[1] != "domain"}
+
+
+def form_of(place: str, line: str, version: int) -> str:
     """The form of the statement that a line begins."""
+    known = forms(version)
     word = line.split(maxsplit=1)[0] if line.strip() else ""
-    form, example = FORMS.get((place, word.strip(":=(")), FORMS[place, ""])
+    form, example = known.get((place, word.strip(":=(")), known[place, ""])
     return f"{form}, as in: {example}"

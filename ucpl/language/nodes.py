@@ -94,6 +94,7 @@ class Span:
     column: int  # 1-based
     file: str = ""
     said: str = field(default="", eq=False, repr=False)  # the complete line, if no file has it: a call's text
+    version: int = field(default=1, eq=False, repr=False)  # of the language, as the file states it
 
 
 NOWHERE = Span(0, 0, 0, 0, "")

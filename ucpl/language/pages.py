@@ -1,7 +1,7 @@
 """Complete files as text: columns, comments and blank lines.
 
 `print_file` writes records that have no text; `format_text` tidies a text and keeps its comments. Both are one writer,
-so that a printed file is already tidy.
+so that a printed file is already tidy. `upgraded` tidies a text in the newest version of the language.
 """
 
 from __future__ import annotations
@@ -11,12 +11,17 @@ from collections.abc import Callable, Iterator, Sequence
 
 from attrs import Factory, field
 
+from ucpl.errors import Diagnostic, UcplError
 from ucpl.language import nodes
 from ucpl.language.parser import parse
 from ucpl.language.printer import StatementRow, row_of, statements_of
+from ucpl.language.source import Source
+from ucpl.language.walk import walk
+from ucpl.language.words import INSTEAD
 from ucpl.records import frozen
+from ucpl.resources import VERSION
 
-__all__ = ["format_text", "print_file"]
+__all__ = ["format_text", "print_file", "upgraded"]
 
 
 # ---- comments and blank lines, and the statement of each -------------------------------------------------------------
@@ -132,14 +137,16 @@ class _Piece:
     body: tuple[str, ...] | None = field(default=None)  # the lines in braces, of a model or a layout
 
 
-def format_text(text: str, name: str = "<text>") -> str:
+def format_text(text: str, name: str = "<text>", version: int | None = None) -> str:
     """Tidy a text: columns, comments kept, single blank lines.
 
-    It parses to the same File, and formatting it again changes nothing. A comment inside a statement moves above it.
+    `version` of the language, if not the text's own. It parses to the same File, and formatting it again changes
+    nothing. A comment inside a statement moves above it.
     Raises: UcplError, if the text does not parse.
     """
     file = parse(text, name)
     notes = comments_of(file)
+    version = file.version if version is None else version
 
     def piece(
         item: nodes.Statement | nodes.ModelItem | nodes.LayoutItem, first: bool, row: StatementRow | None = None
@@ -148,18 +155,56 @@ def format_text(text: str, name: str = "<text>") -> str:
         above = notes.above[start]
         above = above[1:] if first and above[:1] == [""] else above
         if not isinstance(item, nodes.Model | nodes.Layout):
-            return _Piece(row or row_of(item), above, notes.beside[start])
-        pieces = [piece(inner, i == 0, row) for i, (inner, row) in enumerate(statements_of(item.items))]
+            return _Piece(row or row_of(item, version), above, notes.beside[start])
+        pieces = [piece(inner, i == 0, row) for i, (inner, row) in enumerate(statements_of(item.items, version))]
         body = [*_page(pieces, "  "), *_below(notes.below[start], "  ", bool(pieces))]
         opened = f"  {notes.opened[start]}" if notes.opened[start] else ""
-        return _Piece(row_of(item), above, notes.beside[start], (f"{{{opened}", *body))
+        return _Piece(row_of(item, version), above, notes.beside[start], (f"{{{opened}", *body))
 
-    lines = [*_strip(notes.header_above), "ucpl 1" + (f"  {notes.header_beside[0]}" if notes.header_beside[0] else "")]
+    header = f"ucpl {version}  {notes.header_beside[0]}".rstrip()
+    lines = [*_strip(notes.header_above), header]
     if notes.header_above[-1:] == [""]:
         lines.insert(-1, "")
     lines += _page([piece(statement, False) for statement in file.statements], "")
     lines += _below(notes.below[-1], "", True)
     return "\n".join(lines) + "\n"
+
+
+def upgraded(text: str, name: str = "<text>") -> str:
+    """The text in the newest version of the language, tidy, with its comments.
+
+    Raises: UcplError, if the text does not parse, and E024 for each statement that has no form in the newest version.
+    """
+    file = parse(text, name)
+    if file.version < VERSION:
+        source = Source(name, text)
+        found = [
+            Diagnostic(
+                "E024", f"version {VERSION} has no `{word}`", (source.label(span, "said here"),), remedy=INSTEAD[word]
+            )
+            for word, span in _gone(file)
+        ]
+        if found:
+            raise UcplError(*found)
+    return format_text(text, name, VERSION)
+
+
+def _gone(file: nodes.File) -> Iterator[tuple[str, nodes.Span]]:
+    """Words that version 2 does without, each with its place."""
+    for node in walk(file):
+        match node:
+            case nodes.Clause(word="exact"):
+                yield "exact", node.span
+            case nodes.Clause(word="copies", args=("max", _)):
+                yield "max", node.span
+            case nodes.Domain():
+                yield "domain", node.span
+            case nodes.Plan():
+                yield from ((word, node.span) for word in ("freeze", "train") if getattr(node, word))
+            case nodes.Entry() | nodes.States():
+                axes = node.shape if isinstance(node.shape, tuple) else ()
+                if not any(isinstance(one, nodes.Flat) for one in walk(*axes)):
+                    yield from (("buckets", clause.span) for clause in node.clauses if clause.word == "buckets")
 
 
 def print_file(file: nodes.File) -> str:
@@ -172,18 +217,18 @@ def print_file(file: nodes.File) -> str:
         apart = before is None or type(before) is not type(item) or isinstance(item, nodes.Model | nodes.Layout)
         above = ("",) if apart else ()
         if not isinstance(item, nodes.Model | nodes.Layout):
-            return _Piece(row_of(item), above)
+            return _Piece(row_of(item, file.version), above)
         pieces: list[_Piece] = []
         last = ""
-        for inner, row in statements_of(item.items):
+        for inner, row in statements_of(item.items, file.version):
             new = last not in ("", _chapter(inner))
             pieces.append(_Piece(row, ("",) if new else ()))
             last = _chapter(inner)
-        return _Piece(row_of(item), above, body=("{", *_page(pieces, "  ")))
+        return _Piece(row_of(item, file.version), above, body=("{", *_page(pieces, "  ")))
 
     befores = (None, *file.statements)
     pieces = [piece(statement, before) for statement, before in zip(file.statements, befores, strict=False)]
-    return "\n".join(["ucpl 1", *_page(pieces, "")]) + "\n"
+    return "\n".join([f"ucpl {file.version}", *_page(pieces, "")]) + "\n"
 
 
 def _chapter(item: nodes.ModelItem | nodes.LayoutItem) -> str:

@@ -1,7 +1,8 @@
 """Records to text, which parses to an equal record.
 
 A name that is not plain, or that is a word of the language at its place, is quoted. pages.py makes the text of a
-complete file, with its columns and comments, from these functions.
+complete file, with its columns and comments, from these functions. A statement is in the version of its own text,
+unless another is asked for.
 
 Not here: records that the language cannot express (a number below zero, a stack without terms). They are not checked.
 """
@@ -10,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
-from typing import assert_never
+from typing import Literal, assert_never
 
 from attrs import evolve, field
 
 from ucpl.language import nodes
 from ucpl.language.nodes import Axis, Clause, Expr
 from ucpl.language.quoting import is_dotted, quote
+from ucpl.language.walk import walk
 from ucpl.language.words import (
     AXIS_WORDS,
     BRACKET_WORDS,
@@ -31,7 +33,7 @@ from ucpl.language.words import (
 )
 from ucpl.records import frozen
 
-__all__ = ["StatementRow", "opening", "print_axis", "print_expr", "print_item", "row_of", "statements_of"]
+__all__ = ["StatementRow", "opening", "print_axis", "print_expr", "print_item", "row_of", "statements_of", "worded"]
 
 _NO_WORDS: frozenset[str] = frozenset()
 
@@ -257,9 +259,15 @@ def _is_equality(expr: Expr) -> bool:
     return isinstance(expr, nodes.Binary) and expr.operator == "=="
 
 
-def _bindings(bindings: tuple[nodes.Binding, ...]) -> str:
-    by = {b.name: "" if b.by is None else f" by {_name(b.by)}" for b in bindings}
-    return ", ".join(f"{_name(b.name)} = {_expr(b.value, 0)}{by[b.name]}" for b in bindings)
+def _bindings(bindings: tuple[nodes.Binding, ...], version: int) -> str:
+    return ", ".join(_binding(b, version) for b in bindings)
+
+
+def _binding(binding: nodes.Binding, version: int) -> str:
+    name, value = _name(binding.name), _expr(binding.value, 0)
+    if binding.by is None:
+        return f"{name} = {value}"
+    return f"{name} = {value} by {_name(binding.by)}" if version == 1 else f"{name}[{_name(binding.by)}] = {value}"
 
 
 def _when(when: Expr | None) -> tuple[str, ...]:
@@ -270,8 +278,28 @@ def _key(key: str | None) -> tuple[str, ...]:
     return () if key is None else (f"key {quote(key)}",)
 
 
-def _of(groups: tuple[str, ...] | None) -> str:
-    return "" if groups is None else f" of {'*' if groups == ('*',) else _names(groups)}"
+def _groups(groups: tuple[str, ...] | None, version: int) -> str:
+    word = "of" if version == 1 else "for"
+    return "" if groups is None else f" {word} {'*' if groups == ('*',) else _names(groups)}"
+
+
+def _class(of: str | None, version: int) -> str:
+    word = "of" if version == 1 else "is"
+    return "" if of is None else f" {word} {of}"
+
+
+def _with_clauses(
+    kind: str, head: str, shape: tuple[Axis, ...] | Literal["like"] | None, clauses: tuple[Clause, ...], version: int
+) -> StatementRow:
+    """A line of tensors or of states."""
+    body = "none" if shape is None else shape if isinstance(shape, str) else _shape(shape)
+    size = next((c.args[0] for c in clauses if c.word == "buckets"), None) if version > 1 else None
+    flat = next((n for n in walk(*shape) if isinstance(n, nodes.Flat)), None) if isinstance(shape, tuple) else None
+    if size is not None and flat is not None:  # version 2 has the number in the flat
+        bare = _axis(flat, BRACKET_WORDS)
+        body = body.replace(bare, f"{bare[:-1]}, {_expr(size, 0)})", 1)
+        clauses = tuple(c for c in clauses if c.word != "buckets")
+    return StatementRow(kind, head, "=", body, tuple(_clause(c) for c in clauses))
 
 
 def _dimension(dimension: nodes.Dimension) -> str:
@@ -299,22 +327,20 @@ def _group(group: nodes.Group) -> StatementRow:
     return StatementRow("group", head, "=", body, order)
 
 
-def _tensor(tensor: nodes.Tensor) -> StatementRow:
+def _tensor(tensor: nodes.Tensor, version: int) -> StatementRow:
     tail = [f"dtype {_name(tensor.dtype)}"] if tensor.dtype is not None else []
     if tensor.scaling is not None:
-        by = ", ".join(_expr(e, 0) for e in tensor.scaling.by)
-        tail.append(f"is scale of {_path(tensor.scaling.of)} by {by}")
+        of, by = _path(tensor.scaling.of), ", ".join(_expr(e, 0) for e in tensor.scaling.by)
+        tail.append(f"is scale of {of} by {by}" if version == 1 else f"is scale({of}, {by})")
     elif tensor.kind != "parameter":
         tail.append(f"is {tensor.kind}")
     dims = " ".join(_dimension(dimension) for dimension in tensor.dims) or "()"
     return StatementRow("tensor", _path(tensor.path, MODEL_WORDS), ":", dims, (*tail, *_when(tensor.when)))
 
 
-def _entry(entry: nodes.Entry) -> StatementRow:
-    left = _left(entry, LAYOUT_WORDS)
-    head = left if entry.of is None else f"{left} of {entry.of}"
-    body = "none" if entry.shape is None else _shape(entry.shape)
-    return StatementRow("entry", head + _indices(entry.indices), "=", body, tuple(_clause(c) for c in entry.clauses))
+def _entry(entry: nodes.Entry, version: int) -> StatementRow:
+    head = _left(entry, LAYOUT_WORDS) + _class(entry.of, version) + _indices(entry.indices)
+    return _with_clauses("entry", head, entry.shape, entry.clauses, version)
 
 
 def _left(entry: nodes.Entry | nodes.Fill, words: frozenset[str]) -> str:
@@ -333,13 +359,9 @@ def _starless(text: str) -> str:
     return quote(text).replace("*", "\\u{2a}")
 
 
-def _states(states: nodes.States) -> StatementRow:
-    head = f"state {'*' if states.names is None else _names(states.names)}{_of(states.groups)}"
-    if states.shape is None:
-        body = "none"
-    else:
-        body = "like" if isinstance(states.shape, str) else _shape(states.shape)
-    return StatementRow("states", head, "=", body, tuple(_clause(c) for c in states.clauses))
+def _states(states: nodes.States, version: int) -> StatementRow:
+    head = f"state {'*' if states.names is None else _names(states.names)}{_groups(states.groups, version)}"
+    return _with_clauses("states", head, states.shape, states.clauses, version)
 
 
 def _file(file: nodes.Files) -> StatementRow:
@@ -349,17 +371,18 @@ def _file(file: nodes.Files) -> StatementRow:
     return StatementRow("file", head, "=", f"{file.form} {quote(file.template)}", (*_key(file.key), *_when(file.when)))
 
 
-def row_of(item: nodes.ModelItem | nodes.LayoutItem | nodes.Statement) -> StatementRow:
+def row_of(item: nodes.ModelItem | nodes.LayoutItem | nodes.Statement, version: int | None = None) -> StatementRow:
     """Columns of one statement; of a model or layout, its first line."""
+    version = item.span.version if version is None else version
     match item:
         case nodes.Model() | nodes.Layout():
             return StatementRow("block", opening(item))
         case nodes.Import():
             return StatementRow("import", f"from {quote(item.file)}", "import", _names(item.names))
         case nodes.Let():
-            return StatementRow("let", f"let {_bindings(item.bindings)}")
+            return StatementRow("let", f"let {_bindings(item.bindings, version)}")
         case nodes.Dims():
-            return StatementRow("dim", f"dim {_bindings(item.bindings)}")
+            return StatementRow("dim", f"dim {_bindings(item.bindings, version)}")
         case nodes.Assert():
             message = "" if item.message is None else f", {quote(item.message)}"
             return StatementRow("assert", f"assert {_expr(item.condition, 0)}{message}")
@@ -369,7 +392,7 @@ def row_of(item: nodes.ModelItem | nodes.LayoutItem | nodes.Statement) -> Statem
         case nodes.DefaultDtype():
             return StatementRow("dtype", f"dtype {_name(item.name)}")
         case nodes.Tensor():
-            return _tensor(item)
+            return _tensor(item, version)
         case nodes.Alias():
             owner = _path(item.owner, NONE_WORDS)
             return StatementRow("alias", f"alias {_path(item.path)}", "=", owner, _when(item.when))
@@ -378,10 +401,10 @@ def row_of(item: nodes.ModelItem | nodes.LayoutItem | nodes.Statement) -> Statem
         case nodes.State():
             tail = ("scalar",) if item.scalar else ()
             dtype = _name(item.dtype, NONE_WORDS)
-            typed = tuple(f"dtype {_name(t.dtype)} of {', '.join(map(_path, t.of))}" for t in item.typed)
-            return StatementRow(
-                "state", f"state {_names(item.names)}", ":", dtype + _of_scalar(tail, item.groups), typed
-            )
+            word = "of" if version == 1 else "for"
+            typed = tuple(f"dtype {_name(t.dtype)} {word} {', '.join(map(_path, t.of))}" for t in item.typed)
+            body = " ".join((dtype, *tail)) + _groups(item.groups, version)
+            return StatementRow("state", f"state {_names(item.names)}", ":", body, typed)
         case nodes.Use():
             return StatementRow(
                 "use", f"use {_call(item.call)}", "as", _name(item.name), (*_key(item.key), *map(_clause, item.at))
@@ -400,18 +423,18 @@ def row_of(item: nodes.ModelItem | nodes.LayoutItem | nodes.Statement) -> Statem
         case nodes.Framework():
             return StatementRow("framework", f"framework {_call(item.call)}")
         case nodes.Entry():
-            return _entry(item)
+            return _entry(item, version)
         case nodes.States():
-            return _states(item)
+            return _states(item, version)
         case nodes.Derive():
             text = f"derive {_name(item.state)} from {_name(item.source)}"
             return StatementRow("derive", text, tail=_when(item.when))
         case nodes.Fill():
-            of = "" if item.of is None else f" of {item.of}"
-            head = f"fill {_left(item, FILL_WORDS)}{of}{_indices(item.indices)}"
+            head = f"fill {_left(item, FILL_WORDS)}{_class(item.of, version)}{_indices(item.indices)}"
             return StatementRow("fill", head, "=", _expr(item.value, 0), _when(item.when))
         case nodes.FillStates():
-            head = f"fill state {'*' if item.names is None else _names(item.names)}{_of(item.groups)}"
+            names = "*" if item.names is None else _names(item.names)
+            head = f"fill state {names}{_groups(item.groups, version)}"
             return StatementRow("fill", head, "=", _expr(item.value, 0), _when(item.when))
         case nodes.Blob():
             axes = "".join(f" @{_name(axis)}" for axis in item.mesh_axes)
@@ -428,10 +451,6 @@ def _gone(gone: nodes.Gone) -> StatementRow:
     return StatementRow(gone.kind, f"{gone.kind} {names}", ":" if gone.kind == "state" else "=", "none")
 
 
-def _of_scalar(scalar: tuple[str, ...], groups: tuple[str, ...] | None) -> str:
-    return "".join(f" {word}" for word in scalar) + _of(groups)
-
-
 def opening(block: nodes.Model | nodes.Layout) -> str:
     """The first line of a model or a layout, without its brace."""
     parameters = ", ".join(
@@ -442,6 +461,11 @@ def opening(block: nodes.Model | nodes.Layout) -> str:
         return f"model {_name(block.name)}{f'({parameters})' if parameters else ''}{base}"
     of = _call(nodes.Call(block.of, block.arguments)) if block.arguments else _name(block.of)
     return f"layout {_name(block.name)}({parameters}) of {of}{base}"
+
+
+def worded(span: nodes.Span, first: str, newer: str) -> str:
+    """One of two wordings: for a text of version 1, and for a newer one."""
+    return first if span.version == 1 else newer
 
 
 def print_item(item: nodes.ModelItem | nodes.LayoutItem | nodes.Statement) -> str:
@@ -455,14 +479,16 @@ def print_item(item: nodes.ModelItem | nodes.LayoutItem | nodes.Statement) -> st
 Items = Iterable[nodes.ModelItem] | Iterable[nodes.LayoutItem]
 
 
-def statements_of(items: Items) -> list[tuple[nodes.ModelItem | nodes.LayoutItem, StatementRow]]:
+def statements_of(
+    items: Items, version: int | None = None
+) -> list[tuple[nodes.ModelItem | nodes.LayoutItem, StatementRow]]:
     """The first record of each statement, and the row of them all.
 
     Records that a text joins are one statement as long as they differ in their left sides alone.
     """
     out: list[tuple[nodes.ModelItem | nodes.LayoutItem, StatementRow]] = []
     for item in items:
-        row = row_of(item)
+        row = row_of(item, version)
         if out and isinstance(item, nodes.Tensor | nodes.Entry | nodes.Gone) and item.joined:
             first, all_ = out[-1]
             if evolve(row, head="") == evolve(all_, head=""):

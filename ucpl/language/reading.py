@@ -5,6 +5,7 @@ It is imported only if no kept tree fits.
 
 from __future__ import annotations
 
+import re
 import threading
 
 from attrs import evolve
@@ -15,15 +16,26 @@ from ucpl.language.forms import form_of
 from ucpl.language.limits import TEXT_CHARACTERS_MAX
 from ucpl.language.refused_lines import comma_above, standing, standing_call
 from ucpl.language.slips import GENERAL, diagnose
-from ucpl.language.source import Source
+from ucpl.language.source import Source, version_of
 from ucpl.language.suggestions import instead_of
 from ucpl.language.tables import Tables, tables
+from ucpl.language.words import INSTEAD
+from ucpl.resources import VERSIONS
 
-__all__ = ["LOCK", "read"]
+__all__ = ["LOCK", "read", "tables_of"]
 
 LOCK = threading.Lock()  # the recorder knows one text at a time
 # Where a line to write is looked for.
 _OF_HABIT = frozenset({"E001", "E002", "E004", "E005", "E016", "E017", "E019", "E020", "E023"})
+
+
+def tables_of(text: str) -> Tables:
+    """The parser of the version that a text states.
+
+    Expressions and calls, which state none, are alike in all versions.
+    """
+    stated = version_of(text)
+    return tables(stated if stated in VERSIONS else VERSIONS[0])
 
 
 def read(source: Source, start: str) -> object:
@@ -38,9 +50,9 @@ def read(source: Source, start: str) -> object:
             source.label(source.span(0, 1)),
         )
     with LOCK:
-        parser = tables()
+        parser = tables_of(source.text)
         parser.joiner.source = source
-        parser.recorder.begin(source)
+        parser.recorder.begin(source, parser.version)
         try:
             # The last line may lack its newline; the grammar asks for one after every statement.
             return parser.lark.parse(source.text + "\n", start=start)
@@ -55,6 +67,7 @@ def read(source: Source, start: str) -> object:
 
 def _with_the_line(found: Diagnostic, source: Source, start: str, parser: Tables) -> Diagnostic:
     """The diagnostic with the line to write instead, or the statement's form."""
+    found = _of_another_version(found, source, parser.version)
     if found.code not in _OF_HABIT or start not in ("start", "call_text"):
         return found
     label = found.labels[0]
@@ -72,8 +85,22 @@ def _with_the_line(found: Diagnostic, source: Source, start: str, parser: Tables
     if instead is not None:
         return evolve(found, remedy=instead.remedy)
     if found.code == "E001" and found.about == GENERAL:
-        return evolve(found, remedy=form_of(at.place, (at.before + at.line).strip()))
+        return evolve(found, remedy=form_of(at.place, (at.before + at.line).strip(), parser.version))
     return found
+
+
+def _of_another_version(found: Diagnostic, source: Source, version: int) -> Diagnostic:
+    """The diagnostic, or E024 at a word that version 2 does without."""
+    label = found.labels[0]
+    start = _offset(source.text, label.line or 1, label.column or 1)
+    word = next(iter(re.findall(r"\A[a-z]+\b", source.text[start : start + 20])), "")
+    before = re.search(r"\b(buckets|domain)[ \t]+\Z", source.text[:start])
+    if before is not None:  # read as a name: what follows is refused
+        word, start = before[1], before.start(1)
+    if version == 1 or word not in INSTEAD or found.code != "E001":
+        return found
+    here = source.label(source.span(start, start + len(word)), "here")
+    return Diagnostic("E024", f"version {version} has no `{word}`", (here,), remedy=INSTEAD[word])
 
 
 def _offset(text: str, line: int, column: int) -> int:

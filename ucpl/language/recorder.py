@@ -23,10 +23,11 @@ from ucpl.language.limits import DEPTH_MAX, INDICES_MAX, INTEGER_MAX, NAME_CHARA
 from ucpl.language.nodes import Clause, Expr, Span
 from ucpl.language.quoting import quote, unquote
 from ucpl.language.source import Source
-from ucpl.language.words import CLAUSE_WORDS, DIM_WORDS, ELEMENT_TYPES, PATTERN_WORDS
+from ucpl.language.words import CLAUSE_WORDS, DIM_WORDS, ELEMENT_TYPES, INSTEAD, PATTERN_WORDS
 from ucpl.records import frozen
+from ucpl.resources import VERSIONS
 
-__all__ = ["ENTRY_CLASSES", "VERSION", "Recorder"]
+__all__ = ["ENTRY_CLASSES", "Recorder"]
 
 
 # ---- spans, names, quoted texts --------------------------------------------------------------------------------------
@@ -58,9 +59,11 @@ class Places:
     def __init__(self) -> None:
         self.begin(Source("", ""))
 
-    def begin(self, source: Source) -> None:
-        """Start on another text."""
+    def begin(self, source: Source, version: int = 1) -> None:
+        """Start on another text, of a version of the language."""
         self.source = source
+        self.version = version
+        self._buckets: list[Clause] = []  # of the flats in the statement that is being read
         # Depth of every expression of more than one level, by id: the records live until the text is done.
         self._depth: dict[int, int] = {}
 
@@ -70,13 +73,13 @@ class Places:
         stop: int = (last.end_pos or 0) if isinstance(last, Token) else last.span.stop
         if not isinstance(first, Token):
             at = first.span
-            return Span(at.start, stop, at.line, at.column, at.file, at.said)
+            return Span(at.start, stop, at.line, at.column, at.file, at.said, at.version)
         source = self.source
         line, column = first.line or 1, first.column or 1
         if source.line != 1 or source.column != 1:
             column += source.column - 1 if line == 1 else 0
             line += source.line - 1
-        return Span(first.start_pos or 0, stop, line, column, source.name, source.said)
+        return Span(first.start_pos or 0, stop, line, column, source.name, source.said, self.version)
 
     def label(self, place: Place, text: str = "") -> Label:
         """A label at a token, a record or a part."""
@@ -332,6 +335,8 @@ class Patterns(Numbers):
         return nodes.Trim(children[2], span=self.span(children))
 
     def flat(self, children: Children) -> nodes.Axis:
+        if len(children) > 4:  # `flat(x, n)`: the record has the number as a clause
+            self._buckets.append(Clause("buckets", (children[4],), span=self.span(children[4:5])))
         return nodes.Flat(children[2], span=self.span(children))
 
     def each(self, children: Children) -> nodes.Axis:
@@ -365,7 +370,7 @@ class Patterns(Numbers):
         The parser would read its words as the names of axes.
         """
         start = place.span.start
-        if name in words and self.source.text[start] != '"':
+        if name in words and self.source.text[start] != '"' and not (self.version > 1 and name in INSTEAD):
             fail(
                 "E020",
                 f"the clause `{name}` comes before the {where}",
@@ -382,6 +387,8 @@ class Patterns(Numbers):
                 self._words_first(first, first.name, CLAUSE_WORDS, "pattern")
         return Fragment("shape", axes, self.span(children))
 
+
+_SCALES = {1: "scale of w by 128, 128", 2: "scale(w, 128, 128)"}
 
 # ---- models, and statements of both models and layouts
 # -----------------------------------------------------------------
@@ -412,21 +419,24 @@ class Models(Patterns):
         if (word == "scale") != (scaling is not None):
             fail(
                 "E029",
-                "a scale is one of a tensor, and nothing else is `of` one",
+                "a scale names its tensor, and no other class does",
                 self.label(children[1], "here"),
-                remedy="write `is scale of w by 128, 128`, or `is buffer`, `is frozen`",
+                remedy=f"write `is {_SCALES[self.version]}`, or `is buffer`, `is frozen`",
             )
         return Fragment("kind", scaling or word, self.span(children))
 
     def scaling(self, children: Children) -> nodes.Scaling:
-        return nodes.Scaling(children[1].value, tuple(children[3::2]), span=self.span(children))
+        numbers = children[3:-1:2] if children[0] == "(" else children[3::2]
+        return nodes.Scaling(children[1].value, tuple(numbers), span=self.span(children))
 
     def key(self, children: Children) -> Fragment:
         return Fragment("key", self.string(children[1]), self.span(children))
 
-    def of_groups(self, children: Children) -> Fragment:
+    def for_groups(self, children: Children) -> Fragment:
         names = tuple(c.value for c in children[1:] if isinstance(c, Fragment))
         return Fragment("groups", names or ("*",), self.span(children))
+
+    of_groups = for_groups  # as version 1 calls it
 
     def tensor(self, children: Children) -> tuple[nodes.Tensor, ...]:
         dims = tuple(c for c in children if isinstance(c, nodes.Dimension))
@@ -467,9 +477,11 @@ class Models(Patterns):
         typed = tuple(c for c in children if isinstance(c, nodes.TypedOf))
         return nodes.State(tuple(names[:-1]), kind, scalar, groups, typed, span=self.span(children))
 
-    def typed_of(self, children: Children) -> nodes.TypedOf:
+    def typed_for(self, children: Children) -> nodes.TypedOf:
         names = tuple(c.value for c in children[3::2])
         return nodes.TypedOf(self._element_type(children[1]), names, span=self.span(children))
+
+    typed_of = typed_for
 
     def default_dtype(self, children: Children) -> nodes.DefaultDtype:
         return nodes.DefaultDtype(self._element_type(children[1]), span=self.span(children))
@@ -478,8 +490,8 @@ class Models(Patterns):
         return nodes.Binding(children[0].value, children[2], span=self.span(children))
 
     def sized(self, children: Children) -> nodes.Binding:
-        by = children[4].value if len(children) > 3 else None
-        return nodes.Binding(children[0].value, children[2], by, span=self.span(children))
+        by = next((c.value for c in children[1:] if isinstance(c, Fragment)), None)
+        return nodes.Binding(children[0].value, children[_sign(children) + 1], by, span=self.span(children))
 
     def let(self, children: Children) -> nodes.Let:
         return nodes.Let(tuple(children[1::2]), span=self.span(children))
@@ -624,9 +636,11 @@ class Layouts(Models):
     def derive(self, children: Children) -> nodes.Derive:
         return nodes.Derive(children[1].value, children[3].value, when_of(children), span=self.span(children))
 
-    def of_class(self, children: Children) -> Fragment:
+    def is_class(self, children: Children) -> Fragment:
         word = self.word(children[1], ENTRY_CLASSES, "a class of tensors")
         return Fragment("class", word, self.span(children))
+
+    of_class = is_class
 
     def left(self, children: Children) -> Fragment:
         path = "*" if isinstance(children[0], Token) else children[0].value
@@ -724,8 +738,17 @@ class Layouts(Models):
     def at(self, children: Children) -> Clause:
         return Clause("at", (children[1].value, children[3]), span=self.span(children))
 
+    def _no_buckets_before(self, start: int) -> None:
+        """Refuse the number of a flat in a statement without clauses."""
+        for clause in self._buckets:
+            if clause.span.start < start:
+                why = "the number of a flat is for a line of states or of a tensor"
+                fail("E001", why, self.label(clause, "not here"), remedy="take it out: flat(x)")
+
     def _clauses(self, children: Children) -> tuple[Clause, ...]:
-        clauses = tuple(c for c in children if isinstance(c, Clause))
+        self._no_buckets_before(self.span(children).start)
+        clauses = (*(c for c in children if isinstance(c, Clause)), *self._buckets)
+        self._buckets = []
         seen: dict[str, Clause] = {}
         for clause in clauses:
             if clause.word in seen:
@@ -736,8 +759,6 @@ class Layouts(Models):
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
-
-VERSION = 1
 
 
 class Recorder(Layouts):
@@ -788,14 +809,17 @@ class Recorder(Layouts):
 
     def header(self, children: Children) -> Fragment:
         number = children[1]
-        if number != str(VERSION):
+        if number not in map(str, VERSIONS):
+            known = " and ".join(map(str, VERSIONS))
             fail(
                 "E003",
-                f"this file is written in version {number[:20]} of the language; this program reads version {VERSION}",
+                f"this file is written in version {number[:20]} of the language; this program reads versions {known}",
                 self.label(number, "not a version that is known here"),
             )
-        return Fragment("header", VERSION, self.span(children))
+        return Fragment("header", int(number), self.span(children))
 
     def start(self, children: Children) -> nodes.File:
+        self._no_buckets_before(self.span(children).stop + 1)
         statements = tuple(c for c in children if not isinstance(c, Token | Fragment))
-        return nodes.File(self.source.name, VERSION, statements, self.source.text)
+        version = next(c.value for c in children if isinstance(c, Fragment))
+        return nodes.File(self.source.name, version, statements, self.source.text)

@@ -11,7 +11,7 @@ from ucpl.errors import Label
 from ucpl.language.nodes import Span
 from ucpl.records import frozen
 
-__all__ = ["CALL", "CLOSING", "SKELETON", "Source", "open_brackets"]
+__all__ = ["CALL", "CLOSING", "SKELETON", "Source", "open_brackets", "version_of"]
 
 CALL = "<call>"  # the name of a command line's call: no file has its text
 
@@ -52,6 +52,15 @@ class Source:
         length = max(1, min(span.stop, begin + len(line)) - span.start)
         whole = self.line == 1 and self.column == 1
         return Label(self.name, text, span.line, span.column, length, line if whole else None)
+
+
+_HEADER = re.compile(r"(?:\s|#[^\n]*(?![^\n]))*ucpl[ \t]+(\d{1,9})\b")
+
+
+def version_of(text: str) -> int:
+    """The version of the language that a text states; 0 if it states none."""
+    found = _HEADER.match(text)
+    return int(found[1]) if found else 0
 
 
 # ---- brackets of a text that need not parse --------------------------------------------------------------------------

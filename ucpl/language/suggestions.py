@@ -2,10 +2,10 @@
 
 Two sources propose lines, and the parser decides: an offered line can be read in the place of the refused one.
 
-- `suggestions.toml` has the rows: a pattern of a refused line that covers the place of the refusal, and `instead` or
-  `call` for the match. A row without either gives `why` alone. In a pattern `<N>` is a name, `<P>` a path of names,
-  `<A>` an axis of a mesh of the text, `<T>` a tensor of its models. `place`: l in a layout, m in a model, t outside
-  both, h at the version, c in a call. A test reads `example` and `write`.
+- `suggestions.toml` has the rows, those for forms of another version first: a pattern of a refused line that covers
+  the place of the refusal, and `instead` or `call` for the match. A row without either gives `why` alone. In a pattern
+  `<N>` is a name, `<P>` a path of names, `<A>` an axis of a mesh of the text, `<T>` a tensor of its models. `place`: l
+  in a layout, m in a model, t outside both, h at the version, c in a call. A test reads `example` and `write`.
 - `_edits` has the general rules, which know no statement: the tokens that the parser expects, the words and signs of
   other tools for those of this language, the nearest word by spelling, quotes, brackets.
 """
@@ -61,6 +61,7 @@ class Row:
     instead: str | None = None
     call: str = ""
     place: str = "lmt"
+    version: int = 0  # of the text; 0: any
 
     def applied(self, match: Match[str]) -> str | None:
         """Replacement of the match; None if the row has none."""
@@ -75,7 +76,7 @@ class Row:
 @cache
 def rows() -> tuple[Row, ...]:
     """All rows, in the order in which they are tried."""
-    return tuple(Row(**row) for row in table()["row"])  # type: ignore[attr-defined]  # a list of tables
+    return tuple(Row(**row) for kind in ("version", "row") for row in table()[kind])  # type: ignore[attr-defined]
 
 
 # ---- the parser's answer ---------------------------------------------------------------------------------------------
@@ -92,7 +93,7 @@ def _refusal(at: RefusedLine, parser: Tables) -> tuple[int, UnexpectedInput | No
     start = len(frame) + len(at.before)
     source = Source("<line>", text)
     parser.joiner.source = source
-    parser.recorder.begin(source)
+    parser.recorder.begin(source, parser.version)
     try:
         parser.lark.parse(text + "\n", start="call_text" if at.place == "c" else "start")
     except UnexpectedToken as error:
@@ -143,13 +144,13 @@ def _one_of(names: tuple[str, ...]) -> str:
     return f"(?:{'|'.join(sorted(map(re.escape, names), key=len, reverse=True))})" if names else r"(?!)"
 
 
-def _by_rows(at: RefusedLine) -> Iterator[tuple[str, str]]:
+def _by_rows(at: RefusedLine, version: int) -> Iterator[tuple[str, str]]:
     """Proposals of the rows.
 
     Each is the reason, and the line with the match replaced (or nothing).
     """
     for row in rows():
-        if at.place not in row.place:
+        if at.place not in row.place or row.version not in (0, version):
             continue
         axes, tensors = at.axes * ("<A>" in row.pattern), at.tensors * ("<T>" in row.pattern)
         for match in _compiled(row.pattern, axes, tensors).finditer(at.line):
@@ -452,7 +453,7 @@ def _search(at: RefusedLine, parser: Tables, with_rows: bool, reasons: list[str]
         expected = _expected(refused[1] if refused else None, parser)
         step: tuple[str, RefusedLine] | None = None
         slip = _Slip(at.line, at.column, at.place, expected, at.axes)
-        for proposals in ([_by_rows(at)] if with_rows else []) + [_edits(slip)]:
+        for proposals in ([_by_rows(at, parser.version)] if with_rows else []) + [_edits(slip)]:
             best = len(at.line) - at.column
             for why, line in proposals:
                 if not line:

@@ -25,7 +25,7 @@ from ucpl.language.limits import DEPTH_MAX, NAME_CHARACTERS_MAX, STATEMENTS_MAX
 from ucpl.language.recorder import Recorder
 from ucpl.language.source import Source
 from ucpl.records import frozen
-from ucpl.resources import grammar_text
+from ucpl.resources import VERSION, grammar_text
 
 __all__ = ["STARTS", "LineJoiner", "Tables", "tables"]
 
@@ -90,25 +90,26 @@ STARTS = ["start", "expr_text", "call_text"]
 
 @frozen
 class Tables:
-    """lark's parser, and the two objects that need its current text."""
+    """lark's parser of one version, and the two objects that need its current text."""
 
     lark: Lark
     joiner: LineJoiner
     recorder: Recorder
+    version: int
 
 
 @cache
-def tables() -> Tables:
-    """The parser of the language."""
+def tables(version: int = VERSION) -> Tables:
+    """The parser of one version of the language."""
     joiner, recorder = LineJoiner(), Recorder()
-    text = grammar_text()
+    text = grammar_text(version)
     path = _cache_path(text)
     parser = _load(path, joiner, recorder) if path else None
     if parser is None:
         parser = build(text, joiner, recorder)
         if path is not None:
             _save(parser, path)
-    return Tables(parser, joiner, recorder)
+    return Tables(parser, joiner, recorder, version)
 
 
 def build(text: str, joiner: LineJoiner, recorder: Recorder | None, strict: bool = False) -> Lark:

@@ -26,7 +26,7 @@ from ucpl.language.cache import cache_folder, keep, kept
 from ucpl.language.quoting import HOLE
 from ucpl.language.source import Source
 from ucpl.language.walk import walk
-from ucpl.resources import grammar_text
+from ucpl.resources import VERSIONS, grammar_text
 
 __all__ = ["find", "find_hole", "store"]
 
@@ -136,7 +136,7 @@ def _reader() -> str:
     "" if the code is not available as text.
     """
     files = sorted(Path(__file__).parent.rglob("*.py"))
-    made = hashlib.sha256(grammar_text().encode())
+    made = hashlib.sha256("".join(map(grammar_text, VERSIONS)).encode())
     for file in files:
         made.update(file.read_bytes())
     return made.hexdigest() if files else ""
@@ -173,17 +173,17 @@ def _encoded(value: object) -> object:
     return [_NUMBER[type(record)], at.start, at.stop, at.line, at.column, *map(_encoded, _fields_of(record))]
 
 
-def _decoded(value: object, source: Source) -> object:
+def _decoded(value: object, source: Source, version: int = 1) -> object:
     if not isinstance(value, list):
         return value
     number = value[0]
     if number == 0:
-        return tuple([_decoded(item, source) for item in value[1:]])
+        return tuple([_decoded(item, source, version) for item in value[1:]])
     kind: Callable[..., object] = _KINDS[number - 1]
     if number == _NUMBER[nodes.File]:
-        return kind(source.name, value[1], tuple([_decoded(item, source) for item in value[2:]]), source.text)
+        return kind(source.name, value[1], tuple([_decoded(item, source, value[1]) for item in value[2:]]), source.text)
     _, start, stop, line, column, *fields = value
     if line == 1:
         column += source.column - 1
-    span = nodes.Span(start, stop, line + source.line - 1, column, source.name, source.said)
-    return kind(*[_decoded(item, source) for item in fields], span=span)
+    span = nodes.Span(start, stop, line + source.line - 1, column, source.name, source.said, version)
+    return kind(*[_decoded(item, source, version) for item in fields], span=span)

@@ -1,7 +1,8 @@
 """Places at which names are read as words of the language.
 
 The lexer asks per place, so the sets are per place too: `value` is a clause after a pattern and a name elsewhere. The
-printer quotes by these sets; a test compares them with the grammar.
+printer quotes by these sets; a test compares them with the grammar. They have the words of all versions, so that a name
+is written alike in each.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ __all__ = [
     "DIM_WORDS",
     "ELEMENT_TYPES",
     "FILL_WORDS",
+    "INSTEAD",
     "LAYOUT_WORDS",
     "MEMBER_WORDS",
     "MODEL_WORDS",
@@ -21,6 +23,15 @@ __all__ = [
     "SPLIT_WORDS",
 ]
 
+_KEEP = "in a file of version 1, whose layout extends this one"
+INSTEAD = {  # of each word that version 2 does without
+    "buckets": "the number is in the flat buffer: flat(each, n)",
+    "domain": f"write the line {_KEEP}",
+    "exact": f"take it out, so that a cast that can lose is refused; or write the line {_KEEP}",
+    "freeze": "take it out, and give --freeze NAME with the command",
+    "max": f"write the line {_KEEP}",
+    "train": "take it out, and give --train NAME with the command",
+}
 CLAUSE_WORDS = frozenset(
     {"at", "on", "in", "as", "dtype", "lossy", "exact", "value", "when", "buckets", "same", "mean", "sum", "max", "any"}
 )

@@ -12,7 +12,7 @@ from typing import NoReturn
 from attrs import evolve, field
 
 from ucpl.errors import fail
-from ucpl.language import nodes
+from ucpl.language import nodes, worded
 from ucpl.language.walk import inside, walk
 from ucpl.layout import axes as ax
 from ucpl.layout.by_index import whole_name
@@ -132,7 +132,11 @@ class WrittenEntries:
 
 
 def _shown(item: nodes.Entry) -> str:
-    return f'"{item.path}"' + (f" of {item.of}" if item.of else "")
+    return f'"{item.path}"' + (f" {_class(item)}" if item.of else "")
+
+
+def _class(item: nodes.Entry) -> str:
+    return worded(item.span, f"of {item.of}", f"is {item.of}")
 
 
 def _reject_tie(name: str, first: GlobLine, second: GlobLine) -> NoReturn:
@@ -179,9 +183,9 @@ def _check_place(item: nodes.Entry) -> None:
     if item.of is not None and not is_wild(item):
         fail(
             "E128",
-            f"`{item.path}` is one tensor, and `of {item.of}` selects some of many",
+            f"`{item.path}` is one tensor, and `{_class(item)}` selects some of many",
             at(item.span),
-            remedy=f"take `of {item.of}` out; a class follows `*` or a glob",
+            remedy=f"take `{_class(item)}` out; a class follows `*` or a glob",
         )
 
 

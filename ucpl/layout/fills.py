@@ -8,7 +8,7 @@ from itertools import product
 from typing import NoReturn
 
 from ucpl.errors import fail
-from ucpl.language import nodes, print_expr
+from ucpl.language import nodes, print_expr, worded
 from ucpl.language.printer import print_item
 from ucpl.layout.by_index import of_sizes, whole_dim
 from ucpl.layout.globs import literals, matches
@@ -80,11 +80,8 @@ def with_filled_states(
 def _tensors(item: nodes.Fill, known: _Model) -> Filling:
     names, rank = _spoken(item, known)
     if item.of is not None and item.path != "*" and not item.glob:
-        _refuse(
-            item,
-            f"`{item.path}` is one tensor, and `of {item.of}` selects some of many",
-            f"take `of {item.of}` out",
-        )
+        said = worded(item.span, f"of {item.of}", f"is {item.of}")
+        _refuse(item, f"`{item.path}` is one tensor, and `{said}` selects some of many", f"take `{said}` out")
     boxes: dict[str, tuple[Box, ...]] = {}
     if item.indices:
         if item.path == "*" or item.glob:

@@ -9,7 +9,7 @@ from typing import NoReturn
 from attrs import evolve
 
 from ucpl.errors import UcplError, fail
-from ucpl.language import nodes, print_expr, print_item
+from ucpl.language import nodes, print_expr, print_item, worded
 from ucpl.language.walk import walk
 from ucpl.layout.arithmetic import NotWhole
 from ucpl.layout.by_index import whole_name
@@ -181,20 +181,25 @@ def _by_which(item: nodes.Tensor, name: str, count: int, scope: Scope, items: Se
     is_key = isinstance(said, nodes.Name) and said.path.startswith("config.")
     if said is None or not (is_key or isinstance(said, nodes.List)):
         return ""
-    line = f"dim {name} = {print_expr(said)} by"
+    sizes = print_expr(said)
+
+    def line(by: str) -> str:
+        return worded(said.span, f"{name} = {sizes} by {by}", f"{name}[{by}] = {sizes}")
+
     known = [d.name for i in items if isinstance(i, nodes.Tensor) for d in i.dims if d.name and d.name != name]
     new = ""
     fitting = [n for n in dict.fromkeys(known) if _is(n, count, scope)]
     mine = [n for n in fitting if n in {d.name for d in item.dims}]
     why = "a dim with a size for each index of another names that one"
     if len(mine or fitting) > 1:
-        return f"{why}: {' or '.join(f'`{line} {n}`' for n in mine or fitting)}, which have {count} indices each"
+        return f"{why}: {' or '.join(f'`dim {line(n)}`' for n in mine or fitting)}, which have {count} indices each"
     if not fitting:
         new = next(n for n in ("s", "stage", f"{name}_index") if not scope.knows(n))
-        why, line = f"{why}, and no dim here has {count} indices", line.replace("dim ", f"dim {new} = {count}, ", 1)
+        why = f"{why}, and no dim here has {count} indices"
     one = next(iter(mine or fitting), "") or new
     tensor = "" if mine else "\n       " + print_item(evolve(item, dims=(nodes.Dimension(one), *item.dims)))
-    return f"{why}\nwrite: {line} {one}{tensor}"
+    lines = f"{new} = {count}, {line(one)}" if new else line(one)
+    return f"{why}\nwrite: dim {lines}{tensor}"
 
 
 def _is(name: str, count: int, scope: Scope) -> bool:

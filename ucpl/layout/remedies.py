@@ -8,7 +8,7 @@ from functools import partial
 
 from attrs import evolve
 
-from ucpl.language import nodes, print_axis, print_item
+from ucpl.language import nodes, print_axis, print_item, worded
 from ucpl.language.walk import rewritten, walk
 from ucpl.language.words import CLAUSE_WORDS, ELEMENT_TYPES
 from ucpl.layout.axes import UnevenCut, mesh_axes_of
@@ -264,9 +264,8 @@ def _said_elsewhere(item: nodes.Tensor, position: int, tensors: Collection[str])
     if name in ("or", "optional", "maybe") and (name != "or" or behind == ["none"]):
         return f"a tensor of some configs only has a condition at its end: {item.path} : ...  when config.use_bias"
     if name in ("scale", "scales") and behind[:1] == ["of"]:
-        return (
-            "a scale says so behind `is`, and how many elements a block has along each dim: is scale of w by 128, 128"
-        )
+        line = worded(item.span, "is scale of w by 128, 128", "is scale(w, 128, 128)")
+        return f"a scale says so behind `is`, and how many elements a block has along each dim: {line}"
     if name in ("alias", "tied", "same") and behind:
         return f"a second name of a tensor is an alias\nwrite: alias {item.path} = {behind[-1]}"
     if len(item.dims) == 1 and name in tensors:

@@ -13,7 +13,7 @@ from attrs import evolve
 
 from ucpl.errors import fail
 from ucpl.extents import AS_U8
-from ucpl.language import nodes, print_expr, print_item
+from ucpl.language import nodes, print_expr, print_item, worded
 from ucpl.language.walk import walk
 from ucpl.layout import axes as ax
 from ucpl.layout.layout import Entry, LogicalTensor, Scaling, Storing
@@ -45,7 +45,8 @@ def with_scalings(
             _unfit(
                 item,
                 f"`{owner}`, the tensor of the scale, is no tensor other than the scales",
-                f"`{owner}` is a scale: name the tensor that it is of, as in `is scale of w by 128, 128`"
+                f"`{owner}` is a scale: name the tensor that it is of, as in"
+                f" `is {worded(item.span, 'scale of w by 128, 128', 'scale(w, 128, 128)')}`"
                 if owner in said
                 else f"name the tensor: a line `{owner} : ...` of this model, whose dims the blocks are of",
             )

@@ -8,7 +8,7 @@ from typing import cast
 from attrs import evolve, field
 
 from ucpl.errors import Diagnostic, Label, UcplError, fail
-from ucpl.language import nodes, print_expr
+from ucpl.language import nodes, print_expr, worded
 from ucpl.language.walk import walk
 from ucpl.layout.arithmetic import NUMBER_LIMIT, NotWhole, Value, at, bounded, evaluated, integer
 from ucpl.layout.name_remedies import for_name, nearest
@@ -172,9 +172,9 @@ class Scope:
         if isinstance(said, nodes.Name) and said.path.startswith("config."):
             return f"`{said.path}` is {value!r}: name a key of the config that has a whole number"
         if isinstance(said, nodes.List):
-            return (
-                f"a dim with a size for each index of another names that one: dim {name} = {print_expr(said)} by NAME"
-            )
+            sizes = print_expr(said)
+            line = worded(said.span, f"{name} = {sizes} by NAME", f"{name}[NAME] = {sizes}")
+            return f"a dim with a size for each index of another names that one: dim {line}"
         return found.remedy
 
     def holds(self, condition: nodes.Expr | None) -> bool:

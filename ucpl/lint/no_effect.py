@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from ucpl.language import nodes, print_expr
+from ucpl.language import nodes, print_expr, worded
 from ucpl.language.walk import walk
 from ucpl.layout import Layout
 from ucpl.layout.axes import leaves_of
@@ -47,7 +47,7 @@ def lines_without_effect(layout: Layout, items: Iterable[nodes.LayoutItem], *, o
         match item:
             case nodes.Entry(path="*", of=of, shape=tuple()) if item.span not in spoken:
                 if (of is None or not of_any) and all(c.word != "when" for c in item.clauses):
-                    yield _line(layout, of)
+                    yield _line(layout, of, item.span)
             case nodes.Entry(shape=tuple()):
                 yield from _idle_conditions(layout, item)
                 yield from _idle_casts(layout, item)
@@ -117,8 +117,8 @@ def _idle_casts(layout: Layout, item: nodes.Entry) -> Iterator[str]:
         )
 
 
-def _line(layout: Layout, of: str | None) -> str:
-    said = f"* of {of}" if of else "*"
+def _line(layout: Layout, of: str | None, span: nodes.Span) -> str:
+    said = f"* {worded(span, 'of', 'is')} {of}" if of else "*"
     what = "second name" if of == "alias" else f"{of} tensor" if of else "tensor"
     return (
         f"{layout.name}: the line `{said} = ...` speaks of no tensor: {layout.model_name} has no {what} without a line of"
@@ -227,7 +227,7 @@ def unequal_fills(layout: Layout) -> Iterator[str]:
             if shared:
                 states = sorted((one.states or set()) & (other.states or set()))
                 own = (
-                    "states of groups of its own, `fill state m of decay = 0`"
+                    f"states of groups of its own, `fill state m {worded(one.span, 'of', 'for')} decay = 0`"
                     if states
                     else "indices of its own, `fill w[v[8..]] = 0`"
                 )

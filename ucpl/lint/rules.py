@@ -1,7 +1,7 @@
 """Rules of lint: their ids, remarks, and the comments that silence them.
 
 `# ucpl: allow RULE: reason` at the end of a line, or alone above it, silences a rule for that line; at the first line of
-a model or layout for all of it, and at the header `ucpl 1` for the file.
+a model or layout for all of it, and at the header `ucpl 2` for the file.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from difflib import get_close_matches
 from ucpl.language.nodes import File
 from ucpl.language.source import SKELETON
 from ucpl.records import frozen
+from ucpl.resources import VERSION
 
-__all__ = ["RULES", "Remark", "silenced"]
+__all__ = ["RULES", "Remark", "old_version", "silenced"]
 
 RULES = {
     "constant-condition": "a number is the value of an `or`, which is 1 or 0",
@@ -30,6 +31,7 @@ RULES = {
     "missing-tensor": "a layout has no entry for a tensor of its model",
     "misspelt-state": "a state line has a name that is like a known state",
     "no-effect": "a line of a layout acts on no tensor of the model",
+    "old-version": "a file is in version 1 of the language",
     "odd-tensor": "a tensor is trained with integers, or has a condition on its own dim",
     "repeated-line": "a line repeats a line of the base, word for word",
     "scale-type": "a scale, or its product, has an unusual element type",
@@ -75,6 +77,15 @@ class Remark:
         return cls(text, rule, int(said[1]) if said is not None else line)
 
 
+def old_version(text: str, file: File) -> tuple[Remark, ...]:
+    """The remark about a file in an older version of the language, unless a comment silences it."""
+    if file.version == VERSION:
+        return ()
+    said = f"the file is in version {file.version} of the language: `ucpl fmt --upgrade` writes it in version {VERSION}"
+    made = Remark(said, "old-version", _header_line(text))
+    return tuple(one for one in silenced((made,), text, file) if one is made)
+
+
 def silenced(remarks: tuple[Remark, ...], text: str, file: File) -> tuple[Remark, ...]:
     """The remarks that no comment of a file's text silences."""
     allowed: dict[int, set[str]] = {}
@@ -87,7 +98,7 @@ def silenced(remarks: tuple[Remark, ...], text: str, file: File) -> tuple[Remark
             unknown.append(Remark(f"no rule is called `{name}` (line {line}). {meant}", "unknown-rule", line))
     if not allowed:
         return remarks
-    header = next((n for n, line in enumerate(text.split("\n"), 1) if line.strip().startswith("ucpl")), 1)
+    header = _header_line(text)
     starts = [statement.span.line for statement in file.statements]
     kept = []
     for one in remarks:
@@ -95,6 +106,10 @@ def silenced(remarks: tuple[Remark, ...], text: str, file: File) -> tuple[Remark
         if not any(one.rule in allowed.get(line, ()) for line in (one.line, around, header)):
             kept.append(one)
     return (*kept, *unknown)
+
+
+def _header_line(text: str) -> int:
+    return next((n for n, line in enumerate(text.split("\n"), 1) if line.strip().startswith("ucpl")), 1)
 
 
 def _comments(text: str) -> Iterator[tuple[int, int, set[str]]]:

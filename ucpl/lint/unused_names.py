@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ucpl.errors import UcplError
-from ucpl.language import nodes, print_expr
+from ucpl.language import nodes, print_expr, worded
 from ucpl.language.walk import walk
 from ucpl.layout import Library
 from ucpl.layout.templates import PLACE_WORDS
@@ -68,7 +68,7 @@ def _of_layout(layout: nodes.Layout, beside: list[nodes.Layout]) -> Iterator[tup
                 yield (
                     "unused-group",
                     f"{layout.name}: `group {name}` (line {item.span.line}) does nothing: no state line is of it. Write"
-                    f" `state * of {name} = flat(each) ...`, or take it out",
+                    f" `state * {worded(item.span, 'of', 'for')} {name} = flat(each) ...`, or take it out",
                 )
             case nodes.Mesh(name=name, axes=axes) if name and not _is_seen(name, axes, items):
                 yield (
@@ -203,8 +203,8 @@ def _of_models(library: Library, file: nodes.File) -> Iterator[tuple[str, str]]:
                 case nodes.Group(name=name) if name not in named and not any(map(_has_groups, layouts)):
                     yield (
                         "unused-group",
-                        f"{where} does nothing: no layout here has the groups of the model. Write `state * of {name} = ...` or"
-                        f" `group * = model` in one, or take it out",
+                        f"{where} does nothing: no layout here has the groups of the model. Write"
+                        f" `state * {worded(item.span, 'of', 'for')} {name} = ...` or `group * = model` in one, or take it out",
                     )
 
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 
 from ucpl.language.quoting import is_dotted, quote
+from ucpl.language.source import version_of
 from ucpl.lsp.context import CursorContext, hole_at, wanted
 from ucpl.lsp.definitions import Definition, definitions_of, lefts_of
 from ucpl.lsp.files import Texts, shipped_blocks
@@ -13,7 +14,7 @@ from ucpl.lsp.names import BlockInFile, KnownName, blocks_known, find_block, mod
 from ucpl.lsp.outline import BLOCKS, TextBlock, continuing_words
 from ucpl.lsp.words import FUNCTIONS, TEMPLATE_NAMES, WORDS
 from ucpl.records import frozen
-from ucpl.resources import spec_files
+from ucpl.resources import VERSIONS, spec_files
 
 __all__ = ["Completion", "completions"]
 
@@ -183,14 +184,14 @@ def _words(context: CursorContext) -> Iterator[Proposal]:
     if "NAME" not in accepted:
         return
     previous = context.previous
-    open_words = _WORDS_OF.get(previous, ())
+    open_words = _WORDS_OF.get(previous, ()) if context.word != "entry" else ()
     if previous == "dtype" or (previous == ":" and context.word == "state"):
         open_words = tuple(DTYPES)
     elif context.word == "file" and previous == "=":
         open_words = _FORMS
     elif context.word == "blob" and len(context.before) > 1 and not set(_FATES) & {t.text for t in context.before}:
         open_words = _FATES
-    elif previous == "of" and context.word == "entry":
+    elif previous in ("of", "is") and context.word == "entry":
         open_words = _CLASSES
     elif "pad" in [t.text for t in context.before] and previous == ",":
         open_words = _PADS
@@ -208,18 +209,24 @@ def _accepted(context: CursorContext) -> frozenset[str]:
         more &= words_after(_before(outline.text, block, above[-1].start, above[-1].stop)) if more else frozenset()
         if block.kind == "top" and not outline.top.statements and not outline.blocks:
             return frozenset({"ucpl"})
-        return words_after(_AROUND[block.kind]) | more
+        return words_after(_around(outline.text, block)) | more
     begin = context.token.start if context.token is not None else context.offset
     if statement.word == "ucpl":
         return frozenset()
     if begin <= statement.start:
-        return words_after(_AROUND[block.kind])
+        return words_after(_around(outline.text, block))
     return words_after(_before(outline.text, block, statement.start, begin))
 
 
 def _before(text: str, block: TextBlock, start: int, stop: int) -> str:
     """A statement up to a place, in a block of its kind."""
-    return f"{_AROUND[block.kind]}{text[start:stop].rstrip()} "
+    return f"{_around(text, block)}{text[start:stop].rstrip()} "
+
+
+def _around(text: str, block: TextBlock) -> str:
+    """The begin of a text in the same version, up to a block's first statement."""
+    version = version_of(text)
+    return _AROUND[block.kind].replace("ucpl 1", f"ucpl {version}") if version in VERSIONS else _AROUND[block.kind]
 
 
 # ---- in quotes -------------------------------------------------------------------------------------------------------

@@ -176,7 +176,9 @@ def _by_word(context: CursorContext, previous: str) -> tuple[str, ...]:
         case "use":
             return BLOCKS if len(texts) == 1 else NUMBERS if "as" not in texts else ()
         case "tensor":
-            if previous == "of":  # is scale of
+            if _call_of(context.before) == "scale":  # is scale(
+                return ("tensor",) if previous == "(" else NUMBERS
+            if previous == "of":  # is scale of, in version 1
                 return ("tensor",)
             return NUMBERS if "when" in texts else ("dim",) if ":" in texts else ()
         case "alias":
@@ -212,15 +214,15 @@ def _in_line(context: CursorContext, texts: list[str], previous: str) -> tuple[s
     if "=" not in texts:
         if context.word == "state":
             if "dtype" in texts and context.block.kind == "model":
-                return ("tensor",) if "of" in texts[texts.index("dtype") :] else ()
-            return ("group",) if "of" in texts else ("state",) if context.block.kind == "layout" else ()
+                return ("tensor",) if {"of", "for"} & {*texts[texts.index("dtype") :]} else ()
+            return ("group",) if {"of", "for"} & {*texts} else ("state",) if context.block.kind == "layout" else ()
         return ("tensor",) if not texts else ("dim", "index")
     if _in_clause(previous):
         return _in_clause(previous)
     clause = next((t for t in reversed(texts) if t in ("value", "when", "buckets", "as", "in", "on", "dtype")), "")
     if clause in ("value", "when", "buckets"):
         return NUMBERS
-    if _call_of(context.before) == "pad" and "," in texts[_opening(context.before) :]:
+    if _call_of(context.before) in ("pad", "flat") and "," in texts[_opening(context.before) :]:
         return NUMBERS
     return ("dim", "index")
 

@@ -61,7 +61,7 @@ def findings(texts: Texts, path: str) -> list[Finding]:
     checked = check_text(path, outline.text, given, texts.text)
     return [
         *(_finding(texts, path, outline, d) for d in checked.findings),
-        *(_remark(outline, one) for one in checked.noted),
+        *(_remark(outline, one) for one in (*checked.outdated, *checked.noted)),
     ]
 
 

@@ -12,8 +12,10 @@ from attrs import evolve
 
 from ucpl.errors import Diagnostic, UcplError
 from ucpl.language import parse
+from ucpl.language.source import version_of
 from ucpl.lsp.outline import BLOCKS, Outline, Statement, TextBlock
 from ucpl.records import frozen
+from ucpl.resources import VERSIONS
 
 __all__ = ["faults", "mended"]
 
@@ -63,7 +65,7 @@ def mended(outline: Outline) -> str | None:
     if not _whole(outline):
         return outline.text
     good = [part for part in _split(outline) if not part.faults]
-    lines = ["ucpl 1", *(_text(outline, p.statement) for p in good if p.place == "top")]
+    lines = [f"ucpl {_version(outline)}", *(_text(outline, p.statement) for p in good if p.place == "top")]
     for part in good:
         if part.place == "header":
             inner = [_text(outline, p.statement) for p in good if p.block is part.block and p is not part]
@@ -105,10 +107,17 @@ def _parts(outline: Outline) -> Iterator[_StatementPart]:
 def _faults_of(outline: Outline, part: _StatementPart) -> tuple[Diagnostic, ...]:
     """The parser's errors for one statement, at its place in the text."""
     before, after = _AROUND[part.place]
+    before = before.replace("ucpl 1", f"ucpl {_version(outline)}")
     line, column = outline.lines.place(part.statement.start)
     moved = line - before.count("\n")
     found = _whole_text(f"{before}{' ' * column}{_text(outline, part.statement)}{after}")
     return tuple(evolve(d, labels=tuple(evolve(b, line=(b.line or 1) + moved) for b in d.labels)) for d in found)
+
+
+def _version(outline: Outline) -> int:
+    """The version of the language that a text states, or the first."""
+    stated = version_of(outline.text)
+    return stated if stated in VERSIONS else VERSIONS[0]
 
 
 def _text(outline: Outline, statement: Statement) -> str:

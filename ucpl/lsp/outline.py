@@ -15,7 +15,7 @@ from attrs import field
 from ucpl.language.words import LAYOUT_WORDS, MODEL_WORDS
 from ucpl.lsp.tokens import LineStarts, Token, tokens
 from ucpl.records import define, frozen
-from ucpl.resources import grammar_text
+from ucpl.resources import VERSIONS, grammar_text
 
 __all__ = ["Outline", "Statement", "TextBlock", "continuing_words", "outline"]
 
@@ -30,11 +30,10 @@ _OPEN, _CLOSE = frozenset("(["), frozenset(")]")
 def continuing_words() -> frozenset[str]:
     """Words that continue the statement above at the start of a line.
 
-    They are the grammar's own list.
+    They are the grammars' own lists.
     """
-    found = re.search(r"\\r\?\\n\|\(([a-z|]+)\)", grammar_text())
-    assert found is not None
-    return frozenset(found[1].split("|"))
+    found = [re.search(r"\\r\?\\n\|\(([a-z|]+)\)", grammar_text(version)) for version in VERSIONS]
+    return frozenset(word for one in found if one is not None for word in one[1].split("|"))
 
 
 @frozen(eq=False)

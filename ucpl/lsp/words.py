@@ -8,7 +8,7 @@ from __future__ import annotations
 __all__ = ["FUNCTIONS", "TEMPLATE_NAMES", "WORDS"]
 
 WORDS = {
-    "ucpl": "the version of the language; every file begins with `ucpl 1`",
+    "ucpl": "the version of the language; every file begins with `ucpl 2`, or `ucpl 1`",
     "from": 'names of another file: `from "gpt.ucpl" import gpt`; of a derivation, its origin',
     "import": "the names that are taken from another file",
     "let": "numbers: `let a = 4, b = a * 2`",
@@ -21,11 +21,12 @@ WORDS = {
     "train": "frozen parameters that are trained from here on, `in` a group of the optimizer",
     "dim": "the size of a dim: `dim h = config.hidden_size`",
     "dtype": "the element type; of an entry, the type that it is stored in",
-    "is": "the kind of a tensor that is no parameter: `is buffer`, `is frozen`",
+    "is": "the kind of a tensor that is no parameter: `is buffer`; in a layout, of `*`: `* is frozen = ...`",
     "alias": "a second name of one tensor",
     "state": "kept once for each trained parameter; in a layout, how it is stored",
     "scalar": "one value for each parameter, no tensor",
-    "of": "the model, class of tensors, or parameter groups",
+    "of": "the model of a layout; in version 1 also the class of tensors, and groups",
+    "for": "these groups, or these tensors, alone: `state fp32 for decay = ...`",
     "extends": "starts from another one: same left sides are replaced, others kept",
     "use": "another model or layout, its names under a prefix",
     "as": "the key in the file; of `use`, the prefix",
@@ -61,7 +62,7 @@ WORDS = {
     "any": "trust one copy; of a layout, any model",
     "pad": "grown at the end to the next multiple: `pad(v, 128 * tp)`; a third word gives the padding's content",
     "trim": "the padding at the end is not stored",
-    "flat": "this for each tensor of the group, end to end",
+    "flat": "this for each tensor of the group, end to end; `flat(each, n)` begins a new one behind n elements",
     "each": "one tensor of the group, row-major, as it is cut on the rank",
     "chunk": "pieces of ceiling size, as torch.chunk: `@chunk(dp, 2)`",
     "spread": "sizes that differ by at most one, the larger first: `@spread(tp, 64)`",
