@@ -38,7 +38,10 @@ EVERY = PARTS / "layout.ucpl"  # every construct of version 1, those that versio
 
 
 def in_order(file: nodes.File) -> tuple[nodes.Statement, ...]:
-    """The statements, with `buckets` as the last clause: version 2 has no place for it among the clauses."""
+    """The statements, with `buckets` as the last clause.
+
+    Version 2 has no place for it among the clauses.
+    """
 
     def change(node: Any) -> Any:
         if not isinstance(node, nodes.Entry | nodes.States):
@@ -63,7 +66,10 @@ def test_a_file_has_the_same_records_and_comments(path: Path) -> None:
 
 
 def texts_of(path: Path) -> Iterator[str]:
-    """Texts of the language in a Python file, without those that are wrong or lack a form in version 2."""
+    """Texts of the language in a Python file.
+
+    Those that are wrong, or lack a form in version 2, are left out.
+    """
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and version_of(node.value) == 1:
             try:
@@ -81,7 +87,7 @@ def test_texts_of_the_tests_have_the_same_records() -> None:
 
 
 def told(part: Part) -> tuple[object, ...]:
-    """Everything that a part says of its stored tensors: file, key, shape, and the elements of each."""
+    """Stored tensors of a part: file, key, shape, and elements."""
     p = part.folded
     columns = (p.tensor, p.home, p.low, p.high, p.stride, p.home_stride, p.offset, p.policy, p.over)
     rows = tuple(column.tolist() for column in columns)
@@ -90,7 +96,10 @@ def told(part: Part) -> tuple[object, ...]:
 
 
 def suited(text: str, path: Path) -> dict[str, Any]:
-    """What the layouts of a text store, at degrees that suit them; the code of the error of one that needs more."""
+    """Stored tensors of the layouts of a text, at degrees that suit them.
+
+    A layout that needs more has the code of its error.
+    """
     library = load((str(path), text), read=text_at)
     file = library.files[str(path)]
     models = [s for s in file.statements if isinstance(s, nodes.Model)]
@@ -115,7 +124,7 @@ def test_a_file_has_the_same_stored_tensors(path: Path) -> None:
 
 
 def sayable(file: nodes.File) -> nodes.File:
-    """The file without what version 2 has no form for."""
+    """The file without the clauses and lines that version 2 lacks."""
 
     def change(node: Any) -> Any:
         match node:

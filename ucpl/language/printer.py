@@ -464,7 +464,7 @@ def opening(block: nodes.Model | nodes.Layout) -> str:
 
 
 def worded(span: nodes.Span, first: str, newer: str) -> str:
-    """One of two wordings: for a text of version 1, and for a newer one."""
+    """Choose the wording for a text of version 1, or for newer ones."""
     return first if span.version == 1 else newer
 
 

@@ -95,7 +95,7 @@ def _of_another_version(found: Diagnostic, source: Source, version: int) -> Diag
     start = _offset(source.text, label.line or 1, label.column or 1)
     word = next(iter(re.findall(r"\A[a-z]+\b", source.text[start : start + 20])), "")
     before = re.search(r"\b(buckets|domain)[ \t]+\Z", source.text[:start])
-    if before is not None:  # read as a name: what follows is refused
+    if before is not None:  # read as a name: the word behind it is refused
         word, start = before[1], before.start(1)
     if version == 1 or word not in INSTEAD or found.code != "E001":
         return found

@@ -58,7 +58,7 @@ _HEADER = re.compile(r"(?:\s|#[^\n]*(?![^\n]))*ucpl[ \t]+(\d{1,9})\b")
 
 
 def version_of(text: str) -> int:
-    """The version of the language that a text states; 0 if it states none."""
+    """The version of the language that a text states, or 0."""
     found = _HEADER.match(text)
     return int(found[1]) if found else 0
 

@@ -90,7 +90,7 @@ STARTS = ["start", "expr_text", "call_text"]
 
 @frozen
 class Tables:
-    """lark's parser of one version, and the two objects that need its current text."""
+    """lark's parser of one version, with its joiner and its recorder."""
 
     lark: Lark
     joiner: LineJoiner

@@ -78,7 +78,10 @@ class Remark:
 
 
 def old_version(text: str, file: File) -> tuple[Remark, ...]:
-    """The remark about a file in an older version of the language, unless a comment silences it."""
+    """The remark about a file in an older version.
+
+    There is none if a comment silences it.
+    """
     if file.version == VERSION:
         return ()
     said = f"the file is in version {file.version} of the language: `ucpl fmt --upgrade` writes it in version {VERSION}"

@@ -224,7 +224,7 @@ def _before(text: str, block: TextBlock, start: int, stop: int) -> str:
 
 
 def _around(text: str, block: TextBlock) -> str:
-    """The begin of a text in the same version, up to a block's first statement."""
+    """The text before a block's first statement, in the same version."""
     version = version_of(text)
     return _AROUND[block.kind].replace("ucpl 1", f"ucpl {version}") if version in VERSIONS else _AROUND[block.kind]
 
