@@ -173,7 +173,8 @@ def format_text(text: str, name: str = "<text>", version: int | None = None) -> 
 def upgraded(text: str, name: str = "<text>") -> str:
     """Tidy a text in the newest version of the language.
 
-    Its comments are kept. Raises: UcplError, if the text does not parse, and E024 for each statement that has no form in the newest version.
+    Its comments are kept. Raises: UcplError, if the text does not parse, and E024 for each statement that has no form in
+    the newest version.
     """
     file = parse(text, name)
     if file.version < VERSION:
