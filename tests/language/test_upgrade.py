@@ -96,7 +96,7 @@ def told(part: Part) -> tuple[object, ...]:
 
 
 def suited(text: str, path: Path) -> dict[str, Any]:
-    """Stored tensors of the layouts of a text, at degrees that suit them.
+    """Stored tensors of the layouts of a text, at suitable degrees.
 
     A layout that needs more has the code of its error.
     """

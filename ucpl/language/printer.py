@@ -464,7 +464,7 @@ def opening(block: nodes.Model | nodes.Layout) -> str:
 
 
 def worded(span: nodes.Span, first: str, newer: str) -> str:
-    """Choose the wording for a text of version 1, or for newer ones."""
+    """Choose the wording for version 1, or for newer ones."""
     return first if span.version == 1 else newer
 
 
