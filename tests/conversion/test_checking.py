@@ -214,6 +214,20 @@ def test_a_number_that_is_in_names_alone_is_no_mesh(spec: Path) -> None:
     assert found.remarks == ("tp of x is in no mesh, and nothing is cut by it: ranks need `mesh tp`",)
 
 
+def test_a_parameter_of_a_mesh_that_the_base_has_is_no_remark(spec: Path) -> None:
+    """A repeated `mesh tp` would be a remark, too."""
+    more = "  state * = none\n}\n\nlayout y(tp, pp = 1) of tiny extends x(pp = pp) {\n  framework torch()\n}\n"
+    found = checked(
+        spec,
+        "layout x(tp, pp = 1) of tiny {\n",
+        "layout x(pp = 1) of tiny {\n  let tp = 1\n",
+        "  state * = none\n}\n",
+        more,
+    )
+    assert found.remarks == ()
+    assert found.tried[-1] == "y holds at tp = 2; pp = 2; tp = 2, pp = 2"
+
+
 def test_the_verb_says_all_of_it(spec: Path) -> None:
     checked(spec, '  b     = r       as "b"\n', "")
     done = good("check", "x.ucpl")

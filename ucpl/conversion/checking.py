@@ -380,7 +380,7 @@ class _Checker:
         drawn = {one.name for one in lists}
         base = {p.name: n for p in node.parameters if (n := _first(p)) is not None and p.name not in drawn}
         self.held = {}
-        self.lint("uncut-parameter", _uncut(node))
+        self.lint("uncut-parameter", _uncut(self.library, node))
         failed = self.base_fails(node, base)
         axes = tuple(axis for axis in degrees_of(self.library, node) if axis in base)
         if self.open_numbers(node):
@@ -822,12 +822,13 @@ def _under_conditions(library: Library, node: nodes.Layout, absent: Sequence[str
     return found
 
 
-def _uncut(node: nodes.Layout) -> Iterator[str]:
+def _uncut(library: Library, node: nodes.Layout) -> Iterator[str]:
     """Remarks on parameters that only names of files use, or nothing.
 
-    The likely cause is a missing mesh.
+    The likely cause is a missing mesh. A parameter is also the value of its name in the base.
     """
-    items = tuple(evolve(i, template="") if isinstance(i, nodes.Files) and i.template else i for i in node.items)
+    found = items_of(library, nodes.Call(node.name)) if node.extends is not None else node.items
+    items = tuple(evolve(i, template="") if isinstance(i, nodes.Files) and i.template else i for i in found)
     text = print_file(nodes.File("", 1, (evolve(node, parameters=(), items=items),)))
     text += " ".join(print_expr(p.default) for p in node.parameters if p.default is not None)
     whole = print_file(nodes.File("", 1, (evolve(node, parameters=()),)))

@@ -341,6 +341,7 @@ def test_what_a_class_adds(tmp_path, monkeypatch):
     assert "alias lm_head.weight = model.embed_tokens.weight" in text
     assert tensors_of_text(text)["model.seen"].kind == "buffer"
     assert "model.seen: the class's plan says `odd`" in text
+    assert text.count("  mesh pp tp\n") == 1, "a repeated line is a remark of `check`"
     parallel = layout.replace("hf()", "tensor_parallel(tp = 3)")
     ucpl.convert(source, tmp_path / "tp", parallel, layout=layout)
     ucpl.convert(tmp_path / "tp", tmp_path / "back", layout, layout=parallel)

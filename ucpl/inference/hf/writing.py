@@ -175,7 +175,6 @@ class _Writer:
                 "# Heads and their groups are not split; the inner width and the vocabulary are in chunks. One file a rank.",
                 f"layout tensor_parallel(tp, pp = 1) of {model} extends hf() {{",
                 "  framework torch()",
-                "  mesh pp tp",
                 f'  file weights = safetensors "{_ONE_STAGE}" when pp == 1',
                 f'  file weights = safetensors "{_STAGES}" when pp > 1',
                 "}",
