@@ -228,6 +228,22 @@ def test_a_parameter_of_a_mesh_that_the_base_has_is_no_remark(spec: Path) -> Non
     assert found.tried[-1] == "y holds at tp = 2; pp = 2; tp = 2, pp = 2"
 
 
+@pytest.mark.parametrize("d", ["h / n", "default(config.head_dim, h / (n * 2))"])
+def test_drawn_sizes_satisfy_the_divisions_of_the_text(d: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Independent draws of four widths and heads seldom divide."""
+    monkeypatch.chdir(tmp_path)
+    uses = "".join(f"  use tower() as {t}\n" for t in "abce")
+    entries = "".join(f'  {t}.w = ({t}.n@tp {t}.d) {t}.h  as "{t}"\n' for t in "abce")
+    (tmp_path / "x.ucpl").write_text(
+        "ucpl 2\n\nmodel tower {\n  dim h = config.hidden_size, n = config.num_attention_heads\n"
+        f"  dim d = {d}\n  w : n d h\n}}\n\nmodel m {{\n{uses}}}\n\nlayout x(tp) of m {{\n  mesh tp\n"
+        f'  file weights = torch "{{tp}}.pt"\n{entries}}}\n'
+    )
+    found = check("x.ucpl", Given())
+    assert found.findings == () and found.tried[0].startswith("x holds at tp = 2")
+    assert good("roundtrip", "x.ucpl:x").out.startswith("x: 2")
+
+
 def test_the_verb_says_all_of_it(spec: Path) -> None:
     checked(spec, '  b     = r       as "b"\n', "")
     done = good("check", "x.ucpl")

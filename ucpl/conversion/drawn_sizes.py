@@ -2,11 +2,13 @@
 
 A dim that depends on an absent config, that has no size in the text, or that is large, gets a drawn size; dims that are
 computed from others stay computed. Drawn sizes satisfy the ranges of the text: with `w : l[2..]` or `n[..24]`, l is above 2 and
-n is at least 24. A dim that is cut into sizes given as numbers, or that a list of layers indexes, keeps its size.
+n is at least 24. They also satisfy its divisions: with `d = h / n`, n divides h. A dim that is cut into sizes given as
+numbers, or that a list of layers indexes, keeps its size.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
@@ -16,6 +18,7 @@ from ucpl.errors import UcplError
 from ucpl.language import nodes
 from ucpl.language.walk import walk
 from ucpl.layout import Layout, Library, load, resolve
+from ucpl.layout.arithmetic import Operand, evaluated
 from ucpl.layout.scope import Config, Value
 from ucpl.records import frozen
 
@@ -37,6 +40,7 @@ class Sizes:
     kept: frozenset[str] = frozenset()
     open: tuple[str, ...] = ()  # have no size in the texts: a checkpoint's shapes give it, or -D
     exact: dict[str, int] = field(factory=dict)  # sizes of open dims that a list of the texts determines
+    computed: dict[str, nodes.Expr] = field(factory=dict)  # of dims and numbers that are not drawn
 
     @classmethod
     def of(
@@ -59,7 +63,8 @@ class Sizes:
         said = [b for b in bindings if b.name not in missing and b.name not in kept and _is_said(b.value)]
         of_tensors = _open_dims(model, layouts, {*given, *(b.name for b in lets)})
         exact = _exact(model, *layouts) if of_tensors else {}
-        return cls(tuple(dict.fromkeys(missing)), tuple(b.name for b in said), least, kept, of_tensors, exact)
+        computed = {b.name: b.value for b in (*lets, *numbers, *bindings) if b.by is None and b.name not in missing}
+        return cls(tuple(dict.fromkeys(missing)), tuple(b.name for b in said), least, kept, of_tensors, exact, computed)
 
     def draw(
         self, chance: random.Random, model: nodes.Model, given: Mapping[str, Value], config: Config
@@ -69,6 +74,7 @@ class Sizes:
         If the model has too many elements for `roundtrip`, the largest other dims are drawn, too.
         """
         out = {name: self.one(name, chance) for name in (*self.missing, *self.open)}
+        self.divide(out, given, config)
         layout = probed(model, {**given, **out}, config)
         left = [n for n in self.others if layout is not None and layout.sizes.get(n, 0) > LARGE]
         while left and layout is not None and sum(t.numel for t in layout.tensors.values()) > ELEMENTS_MAX:
@@ -78,6 +84,40 @@ class Sizes:
             out[largest] = self.one(largest, chance, sizes.get(largest, 0))
             layout = probed(model, {**given, **out}, config) or layout
         return out
+
+    def divide(self, out: dict[str, int], given: Mapping[str, Value], config: Config) -> None:
+        """Change drawn sizes so that divisions of the text leave no remainder.
+
+        A drawn divisor shrinks to a common divisor above 1, or else the dividend grows.
+        """
+
+        def look(name: nodes.Name) -> Operand:
+            if name.path in out:
+                return out[name.path]
+            if name.path in given:
+                return given[name.path]
+            if name.path.startswith("config."):
+                value = _configured(name.path, config)
+                return value if isinstance(value, int | float | str | list) else None
+            return evaluated(self.computed[name.path], look)
+
+        divisions = [n for e in self.computed.values() for n in walk(e) if isinstance(n, nodes.Binary)]
+        for division in (n for n in divisions if n.operator == "/"):
+            try:
+                dividend, divisor = evaluated(division.left, look), evaluated(division.right, look)
+            except (UcplError, KeyError, RecursionError):
+                continue
+            if not isinstance(dividend, int) or not isinstance(divisor, int) or divisor < 1 or dividend % divisor == 0:
+                continue
+            names = [n.path for n in walk(division.right) if isinstance(n, nodes.Name)]
+            free = len(names) == 1 and names[0] in out and isinstance(division.right, nodes.Name)
+            shared = math.gcd(dividend, divisor)
+            if free and names[0] not in self.exact and shared >= max(2, self.least.get(names[0], 0)):
+                out[names[0]] = shared
+                continue
+            grown = next((n.path for n in walk(division.left) if isinstance(n, nodes.Name) and n.path in out), None)
+            if grown is not None and grown not in self.exact:
+                out[grown] *= divisor // shared
 
     def one(self, name: str, chance: random.Random, was: int = 0) -> int:
         """A small size, or a divisor of the present one.
@@ -109,14 +149,18 @@ def probed(model: nodes.Model, sizes: Mapping[str, Value], config: Config) -> La
         return None
 
 
+def _configured(path: str, config: Config) -> object:
+    value: object = config
+    for step in path.split(".")[1:]:
+        value = value.get(step) if isinstance(value, Mapping) else None
+    return value
+
+
 def absent(expr: nodes.Expr, config: Config) -> bool:
     """True if an expression needs an absent config key, outside `default`."""
     match expr:
         case nodes.Name(path=path) if path.startswith("config."):
-            value: object = config
-            for step in path.split(".")[1:]:
-                value = value.get(step) if isinstance(value, Mapping) else None
-            return value is None
+            return _configured(path, config) is None
         case nodes.Function(name="default", args=args):
             return all(absent(a, config) for a in args)
         case nodes.Function(args=args) | nodes.List(items=args):
