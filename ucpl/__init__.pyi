@@ -2,6 +2,7 @@
 from ucpl.api import apply as apply
 from ucpl.api import compare as compare
 from ucpl.api import convert as convert
+from ucpl.api import export as export
 from ucpl.api import infer as infer
 from ucpl.api import load as load
 from ucpl.api import load_plan as load_plan

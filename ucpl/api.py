@@ -45,6 +45,7 @@ __all__ = [
     "apply",
     "compare",
     "convert",
+    "export",
     "infer",
     "load",
     "load_plan",
@@ -118,6 +119,25 @@ def convert(source: Here, target: Here, to: str, **how: Unpack[ToConvert]) -> Co
     assert made is not None
     assert known is not None
     return Converted(done.ready.plan, evolve(report, remarks=(*made.odd, *report.remarks, *known.said)))
+
+
+@scoped()
+def export(
+    source: Here, target: Here, *, dtype: str = "", shard: str = "5GB", spec: str = "", **how: Unpack[ToConvert]
+) -> Converted:
+    """Write a Hugging Face folder that from_pretrained loads strictly.
+
+    config: a folder or its config.json. spec: the .ucpl file with the names of the source. Raises: UcplError E221, E222.
+    """
+    from ucpl.conversion.exporting import demand_strict, folder_config, request
+
+    if isinstance(how.get("config"), str | Path):
+        how["config"] = folder_config(how["config"])
+    here = resolve_source(source)
+    made = request(here, given_from(how), dtype=dtype, shard=shard, spec=spec, layout=how.get("layout"))
+    engine = Engine(resolve_target(target), how, demand_strict)
+    done = engine.convert(asked_of(here, made.to, made.layout), made.given)
+    return Converted(done.ready.plan, evolve(done.report, remarks=(*made.notes, *done.report.remarks)))
 
 
 @scoped()

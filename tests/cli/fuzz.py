@@ -310,6 +310,10 @@ VERBS: dict[str, tuple[tuple[str, ...], list[Option]]] = {
     ),
     "apply": (("plan", "checkpoint", "target"), RUN),
     "convert": (("checkpoint", "target"), [*SIZES, *RUN, ("--dry-run", ""), ("--from", "call"), ("--drop", "name")]),
+    "export": (
+        ("checkpoint", "target"),
+        [*RUN, ("-D", "size"), ("--config", "config"), ("--from", "call"), ("--dry-run", "")],
+    ),
     "compare": (("checkpoint", "checkpoint"), [*PLANE, ("--as", "call"), ("--with", "call")]),
     "verify": (("checkpoint",), [*PLANE, ("--from", "call")]),
     "roundtrip": (("spec",), [*SIZES, ("--examples", "number"), ("--seed", "number"), ("--model", "name")]),

@@ -91,3 +91,21 @@ def test_the_engine_continues_as_megatron_would(folder: Path, name: str, source:
     found = result(folder, f"{source}_{name}")
     assert found["rates"] == [RATE, RATE]
     assert found["after"] == pytest.approx(result(folder, "megatron")["after"], rel=0, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("source", ["dist", "old"])
+def test_transformers_loads_an_export_with_the_loss_that_megatron_goes_on_with(
+    source: str, folder: Path, tmp_path: Path
+) -> None:
+    import transformers
+
+    from tests.cli.command import good
+
+    good("export", folder / source, tmp_path / "made", "--config", folder / "zero" / "config.json")
+    model, told = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "made", output_loading_info=True)
+    assert not any(told[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    drawn = torch.Generator().manual_seed(1000 + STEPS)
+    tokens = torch.randint(CONFIG["vocab_size"], (12, 9), generator=drawn)
+    with torch.no_grad():
+        loss = torch.nn.functional.cross_entropy(model(tokens[:, :-1]).logits.flatten(0, 1), tokens[:, 1:].flatten())
+    assert float(loss) == pytest.approx(result(folder, "megatron")["after"][0], rel=0, abs=TOLERANCE)

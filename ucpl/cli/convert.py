@@ -101,8 +101,16 @@ def how_of(options: Namespace) -> ToApply:
     return {**run_options(options), "allow_drift": options.allow_drift}
 
 
-def printer(console: Console) -> Callable[[Event], None]:
-    """Print each event of the engine."""
+def checking(target: Path) -> str:
+    """The command that verifies a target."""
+    return f"ucpl verify {quote(called(str(target)))}"
+
+
+def printer(console: Console, after: Callable[[Path], str] = checking) -> Callable[[Event], None]:
+    """Print each event of the engine.
+
+    after: the next step of a user, for a written target.
+    """
 
     def said(event: Event) -> None:
         from ucpl.conversion.engine import Finished, Ready, Rehearsed
@@ -122,7 +130,7 @@ def printer(console: Console) -> Callable[[Event], None]:
                     }
                 )
             case Finished(ready, report, target):
-                console.say(*run_lines(report), *_finished_lines(report, target))
+                console.say(*run_lines(report), *_finished_lines(report, target, after(target)))
                 console.answer({**_answer(ready), "written": True, "report": run_object(report)})
 
     return said
@@ -181,8 +189,8 @@ def _estimate(plan: Plan) -> list[str]:
     return [line.replace("estimate   ", "estimate      ", 1) for line in cost_lines(cost, known)[-1:]]
 
 
-def _finished_lines(report: Report, target: Path) -> list[str]:
-    return [f"done          {target}{_duration(report)}", f"next          ucpl verify {quote(called(str(target)))}"]
+def _finished_lines(report: Report, target: Path, after: str) -> list[str]:
+    return [f"done          {target}{_duration(report)}", f"next          {after}"]
 
 
 def _duration(report: Report) -> str:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ucpl.planning.plan import Plan
     from ucpl.texts import Json
 
-__all__ = ["Found", "demand_loadable", "found_in"]
+__all__ = ["Found", "demand_complete", "demand_loadable", "found_in"]
 
 _WEIGHTS = "model.safetensors"
 
@@ -39,6 +39,28 @@ def demand_loadable(plan: Plan, source: Side, target: Side) -> tuple[str, ...]:
     if found.wrong:
         raise UcplError(*found.wrong)
     return found.notes
+
+
+def demand_complete(plan: Plan, source: Checkpoint) -> None:
+    """Check that the class of config.json has each tensor of a target, and no other.
+
+    Raises: UcplError E222.
+    """
+    from ucpl.errors import Label, fail
+    from ucpl.inference.hf.fitting import fitting
+
+    config, _ = _config_written(plan, source)
+    found = fitting(dict(config), _stored(plan)) if config is not None else None
+    if found is None:
+        return
+    for names, effect in (
+        (found.missing, "the source has no such tensor, and from_pretrained would begin with random numbers"),
+        (found.unexpected, f"{found.kind} has no such tensor, and from_pretrained would ignore it"),
+    ):
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            remedy = "" if names is found.missing else f"leave it out: --drop '{names[0]}'"
+            fail("E222", f"`{names[0]}`{more}: {effect}", Label(str(source.top), where=names[0]), remedy=remedy)
 
 
 def found_in(checkpoint: Checkpoint, *, of_class: bool) -> Found:
