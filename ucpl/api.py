@@ -131,8 +131,9 @@ def export(
     """
     from ucpl.conversion.exporting import demand_strict, folder_config, request
 
-    if isinstance(how.get("config"), str | Path):
-        how["config"] = folder_config(how["config"])
+    config = how.get("config")
+    if isinstance(config, str | Path):
+        how["config"] = folder_config(config)
     here = resolve_source(source)
     made = request(here, given_from(how), dtype=dtype, shard=shard, spec=spec, layout=how.get("layout"))
     engine = Engine(resolve_target(target), how, demand_strict)

@@ -86,8 +86,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def sharded(folder: Path, tie: bool) -> dict[str, torch.Tensor]:
     """FSDP2 and AdamW, one step, saved by DCP as torch's own recipes do; the weights of that moment."""
-    import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict
+    from torch.distributed.checkpoint.state_dict_saver import save
     from torch.distributed.fsdp import fully_shard
 
     torch.manual_seed(1)
@@ -101,7 +101,7 @@ def sharded(folder: Path, tie: bool) -> dict[str, torch.Tensor]:
     model(torch.arange(12).reshape(2, 6)).logits.square().mean().backward()
     optimizer.step()
     weights, moments = get_state_dict(model, optimizer)
-    dcp.save({"model": weights, "optim": moments}, checkpoint_id=str(folder))
+    save({"model": weights, "optim": moments}, checkpoint_id=str(folder))
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(folder.parent / "hf")  # where verl has it
     return {name: p.full_tensor().detach().clone() for name, p in model.named_parameters()}
