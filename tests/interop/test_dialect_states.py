@@ -94,7 +94,7 @@ def test_the_engine_continues_as_megatron_would(folder: Path, name: str, source:
 
 
 @pytest.mark.parametrize("source", ["dist", "old"])
-def test_transformers_loads_an_export_with_the_loss_that_megatron_goes_on_with(
+def test_transformers_loads_an_export_with_the_loss_of_the_next_step_of_megatron(
     source: str, folder: Path, tmp_path: Path
 ) -> None:
     import transformers

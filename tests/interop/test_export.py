@@ -1,4 +1,6 @@
-"""transformers loads exports, strictly: no missing tensor, no extra one, no other shape.
+"""Load exports with transformers, strictly.
+
+No tensor is missing, extra, or of another shape.
 
 Sources are written by the Trainer with DeepSpeed's ZeRO-3, by DeepSpeed, by FSDP2 with torch's DCP, and by torch.save. Of
 Megatron-Core, see test_dialect_states.
@@ -39,7 +41,7 @@ def loaded(folder: Path, dtype: Any = "auto") -> Any:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Trainer's checkpoint-3 of two ranks, with the weights that the engine had."""
+    """A Trainer's checkpoint-3 of two ranks, with the engine's weights."""
     run = {"model": "llama", "stage": 3, "dtype": "fp32", "schedule": True}
     return work({"llama": Source(2, run)}, (), tmp_path_factory.mktemp("export"), TRAINER)
 
@@ -85,7 +87,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def sharded(folder: Path, tie: bool) -> dict[str, torch.Tensor]:
-    """FSDP2 and AdamW, one step, saved by DCP as torch's own recipes do; the weights of that moment."""
+    """Save one step of FSDP2 and AdamW by DCP; return the weights."""
     from torch.distributed.checkpoint.state_dict import get_state_dict
     from torch.distributed.checkpoint.state_dict_saver import save
     from torch.distributed.fsdp import fully_shard

@@ -42,7 +42,7 @@ def demand_loadable(plan: Plan, source: Side, target: Side) -> tuple[str, ...]:
 
 
 def demand_complete(plan: Plan, source: Checkpoint) -> None:
-    """Check that the class of config.json has each tensor of a target, and no other.
+    """Check that a class has exactly the tensors of a target.
 
     Raises: UcplError E222.
     """

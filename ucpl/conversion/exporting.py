@@ -1,4 +1,4 @@
-"""Export: a checkpoint as a Hugging Face folder that from_pretrained loads without a missing or an extra tensor.
+"""Export: a checkpoint as a folder that from_pretrained loads strictly.
 
 It finds config.json next to the source, and a spec for names of Megatron's. The engine converts as usual.
 """
@@ -44,7 +44,7 @@ _NORMS = ("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_")  # with Transforme
 
 @frozen
 class Export:
-    """The conversion that an export is: layouts of both sides, the given options, notes on found files."""
+    """The layouts and options of an export, and notes on found files."""
 
     to: str
     layout: str | None
@@ -111,7 +111,7 @@ def _arguments(**values: str) -> str:
 
 
 def _with_config(opened: Checkpoint, here: Path, given: Given) -> tuple[Given, Config, tuple[str, ...]]:
-    """The options with a config, the config, and a note on its place.
+    """The options with a config, the config, and its origin.
 
     Raises: UcplError E221 if there is none.
     """
@@ -134,7 +134,7 @@ def _with_config(opened: Checkpoint, here: Path, given: Given) -> tuple[Given, C
 
 
 def _own_config(opened: Checkpoint) -> Config | None:
-    """The config that the source carries, in its files or around its shards."""
+    """The source's own config, in its files or around its shards."""
     from ucpl.files.model_texts import carried_texts
 
     texts = carried_texts(opened)
@@ -151,7 +151,10 @@ def _own_config(opened: Checkpoint) -> Config | None:
 
 
 def _near(here: Path) -> Iterator[Path]:
-    """Paths of config.json near a source: in its folder, in two above, and in usual folders of the first two."""
+    """Paths of config.json near a source.
+
+    In its folder, in two folders above, and in usual folders of the first two.
+    """
     first = here if here.is_dir() else here.parent
     for level, folder in enumerate((first.absolute(), *first.absolute().parents)[:3]):
         for path in (folder, *(folder / name for name in _FOLDERS if level < 2)):
@@ -179,7 +182,7 @@ def _object(text: str) -> Config | None:
 
 
 def _names(opened: Checkpoint, config: Config, given: Given, spec: str) -> tuple[str, str] | None:
-    """The calls of both dialects for a source whose names the class does not have.
+    """The calls of both dialects for a source with other names.
 
     None: the names are those of the class, or no spec is needed. Raises: UcplError E399.
     """
@@ -233,7 +236,7 @@ def _spec_at(text: str) -> str:
 
 
 def _calls(file: str, opened: Checkpoint, config: Config) -> Iterator[str]:
-    """Calls of a file's layouts on one rank that may have the names of a checkpoint."""
+    """Calls of a file's layouts that may have a checkpoint's names."""
     from ucpl.language import nodes
     from ucpl.language.nodes import Call
 
@@ -254,14 +257,14 @@ def _calls(file: str, opened: Checkpoint, config: Config) -> Iterator[str]:
 
 
 def _rows(opened: Checkpoint, config: Config) -> Iterable[int]:
-    """Rows of the embedding with padding: the numbers by which a vocabulary is divisible."""
+    """Possible values of `divisible`: rows of the embedding with padding."""
     words = config.get("vocab_size")
     sizes = {t.shape[0] for t in opened.state.tensors if len(t.shape) == 2 and "embed" in t.name}
     return sorted(n for n in sizes if isinstance(words, int) and n >= words)[:4] or [1]
 
 
 def _is_of(call: str, opened: Checkpoint, config: Config, given: Given) -> bool:
-    """True if the names of a call are exactly those of a checkpoint, with their shapes."""
+    """True if a call has exactly the names and shapes of a checkpoint."""
     try:
         found = dialect(call, config, given.sizes)
     except UcplError:
