@@ -257,14 +257,14 @@ def _calls(file: str, opened: Checkpoint, config: Config) -> Iterator[str]:
 
 
 def _rows(opened: Checkpoint, config: Config) -> Iterable[int]:
-    """Possible values of `divisible`: rows of the embedding with padding."""
+    """Possible values of `divisible`: rows of the padded embedding."""
     words = config.get("vocab_size")
     sizes = {t.shape[0] for t in opened.state.tensors if len(t.shape) == 2 and "embed" in t.name}
     return sorted(n for n in sizes if isinstance(words, int) and n >= words)[:4] or [1]
 
 
 def _is_of(call: str, opened: Checkpoint, config: Config, given: Given) -> bool:
-    """True if a call has exactly the names and shapes of a checkpoint."""
+    """True if a call has a checkpoint's names and shapes."""
     try:
         found = dialect(call, config, given.sizes)
     except UcplError:
