@@ -1,0 +1,74 @@
+"""`python -m tests.releases`: try releases of frameworks, and write docs/RELEASES.md.
+
+Each release gets an environment of its own, which is deleted after its trials. The results are kept in results.json;
+the page is written from them. With --share and --seed some releases are tried, and nothing is written: the exit status
+is 1 where a cell that passed does not pass any more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.releases import fixtures, page
+from tests.releases.environments import Missing, Release, build, releases, versions
+from tests.releases.trials import PLANS, tried
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.releases", description=__doc__)
+    parser.add_argument("--only", default="", help="releases with these words in `framework version`")
+    parser.add_argument("--share", type=int, help="so many releases, by the seed")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--root", type=Path, help="the folder of environments and checkpoints, kept afterwards")
+    parser.add_argument("--fixtures", action="store_true", help="keep the checkpoints in tests/fixtures/releases")
+    parser.add_argument("--page", action="store_true", help="write the page from results.json, and try nothing")
+    asked = parser.parse_args()
+    if asked.page:
+        page.write(page.load())
+        return 0
+    chosen = [one for one in releases() if asked.only in str(one)]
+    if asked.share:
+        known = page.load()
+        able = [one for one in chosen if str(one) in known and "missing" not in known[str(one)]]
+        chosen = random.Random(asked.seed).sample(able, min(asked.share, len(able)))
+    worse = []
+    for one in chosen:
+        before = page.load().get(str(one), {})
+        found = trial_of(one, asked.root, asked.fixtures)
+        if not (asked.share and "missing" in found):  # its line says that it did not run
+            worse += page.worse(str(one), before, found)
+        if not asked.share:
+            page.write(page.load() | {str(one): found})
+    for line in worse:
+        print(line)
+    return int(bool(worse))
+
+
+def trial_of(release: Release, root: Path | None, keeps: bool) -> page.Row:
+    began = time.monotonic()
+    folder = Path(tempfile.mkdtemp(prefix="ucpl-releases-")) if root is None else root / str(release).replace(" ", "-")
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        row: page.Row = {}
+        try:
+            python = build(release, folder / "environment")
+            row = {**versions(python, release), "cells": page.rows(tried(release, python, folder / "work"))}
+            if keeps:
+                fixtures.keep(release, folder / "work", [*PLANS[release.framework].sources])
+        except Missing as reason:
+            row = {"missing": str(reason)}
+        print(f"{release}: {page.short(row)}, {time.monotonic() - began:.0f} s", flush=True)
+        return row
+    finally:
+        if root is None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

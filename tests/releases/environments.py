@@ -1,0 +1,122 @@
+"""An environment of one release: its packages before those of this environment, which has torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+from pathlib import Path
+from typing import Any
+
+from attrs import field, frozen
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+SECONDS = 600  # of one call of pip
+OWN = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+QUIET = ("--quiet", "--disable-pip-version-check", "--no-input", "--retries", "1")
+
+
+class Missing(Exception):
+    """A release that could not be installed. Its text is the reason."""
+
+
+@frozen
+class Release:
+    framework: str
+    version: str
+    packages: tuple[str, ...]
+    more: tuple[str, ...]  # installed before the release
+    pip: tuple[str, ...]
+    environment: dict[str, str] = field(factory=dict, eq=False)
+    stand_ins: tuple[str, ...] = ()
+    runs: dict[str, dict[str, Any]] = field(factory=dict, eq=False)  # differences of a trial's run
+    # what a release cannot do, or does in part, by the trial's title
+    limits: dict[str, str] = field(factory=dict, eq=False)
+
+    def __str__(self) -> str:
+        return f"{self.framework} {self.version}"
+
+
+def table() -> dict[str, Any]:
+    return tomllib.loads((HERE / "releases.toml").read_text())
+
+
+def releases() -> list[Release]:
+    """All releases of releases.toml, in its order."""
+    out = []
+    for framework, held in table().items():
+        for one in held["releases"]:
+            packages = (f"{held['package']}=={one['version']}",)
+            more = (*held.get("with", ()), *one.get("with", ()))
+            pip = (*held.get("pip", ()), *one.get("pip", ()))
+            stand_ins = (*held.get("stand_ins", ()), *one.get("stand_ins", ()))
+            limits = {**held.get("limits", {}), **one.get("limits", {})}
+            made = Release(
+                framework,
+                one["version"],
+                packages,
+                more,
+                pip,
+                environment=held.get("environment", {}),
+                stand_ins=stand_ins,
+                runs=one.get("runs", {}),
+                limits=limits,
+            )
+            out.append(made)
+    return out
+
+
+def build(release: Release, folder: Path) -> Path:
+    """Its Python. Raises: Missing."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    python = folder / "bin" / "python"
+    own = Path(_of(python, OWN))
+    (own / "a_base.pth").write_text(
+        f"{sysconfig.get_paths()['purelib']}\n"
+    )  # a line is a folder; its own .pth files are not read
+    if release.stand_ins:
+        (own / "b_stand_ins.pth").write_text(f"{ROOT}\nimport tests.releases.stand_ins\n")
+    for packages, options in ((release.more, ()), (release.packages, release.pip)):
+        if packages:
+            _install(release, python, packages, options)
+    return python
+
+
+def _install(release: Release, python: Path, packages: tuple[str, ...], options: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "pip", "--python", str(python), "install", *QUIET, *options, *packages]
+    if "--python-version" in options:  # pip wants a folder for another Python's wheels
+        command += ["--target", _of(python, OWN), "--upgrade"]
+    try:
+        done = subprocess.run(command, env=variables(release), capture_output=True, text=True, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        raise Missing(f"pip did not end within {SECONDS} seconds") from None
+    if done.returncode:
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        said = next((line for line in lines if line.startswith("ERROR:") or "Error:" in line), "pip failed")
+        raise Missing(said.removeprefix("ERROR:").strip()[:160])
+
+
+def variables(release: Release) -> dict[str, str]:
+    """The environment variables of its processes."""
+    out = {k: v for k, v in os.environ.items() if k not in {"PYTHONPATH", "VIRTUAL_ENV"}}
+    one_core = {"OMP_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1", "PYTHONWARNINGS": "ignore"}
+    return out | one_core | {"HF_HUB_OFFLINE": "1", "UCPL_STAND_INS": ",".join(release.stand_ins)} | release.environment
+
+
+def versions(python: Path, release: Release) -> dict[str, str]:
+    """The releases that its processes import."""
+    code = (
+        "import importlib.metadata as m, json, platform; "
+        "print(json.dumps({'python': platform.python_version()} | {n: m.version(n).split('+')[0] for n in ('torch', 'numpy')}))"
+    )
+    found: dict[str, str] = json.loads(_of(python, code, variables(release)).splitlines()[-1])
+    return found
+
+
+def _of(python: Path, code: str, env: dict[str, str] | None = None) -> str:
+    return subprocess.run([str(python), "-c", code], check=True, capture_output=True, text=True, env=env).stdout.strip()

@@ -1,0 +1,77 @@
+"""Checkpoints of many releases are read exactly, and docs/RELEASES.md says what `make releases` found."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ucpl
+from tests.releases import page
+from tests.releases.environments import releases
+from tests.releases.fixtures import FOLDER, stated, unpacked
+from tests.releases.trials import PLANS
+
+# names in torch_dist of norms that a model without Transformer Engine has by themselves
+NORM_OF = {
+    "self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight",
+    "mlp.linear_fc1.layer_norm_weight": "pre_mlp_layernorm.weight",
+}
+NORMS = re.compile("|".join(map(re.escape, NORM_OF)))
+ARCHIVES = sorted(FOLDER.glob("*.tar.xz"))
+
+
+@pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name.removesuffix(".tar.xz"))
+def test_checkpoints_of_a_release_are_read_exactly(archive: Path, tmp_path: Path) -> None:
+    """All weights and states equal digests that the release's own run made of its values."""
+    truths = unpacked(archive, tmp_path)
+    assert truths
+    for name, truth in truths.items():
+        ucpl.convert(tmp_path / name, tmp_path / f"{name}.pt", to="plain()")
+        plain = torch.load(tmp_path / f"{name}.pt", weights_only=True)
+        mine = stated(apart(plain["params"]))
+        buffers = stated({k: {"buffer": v} for k, v in plain["buffers"].items()})
+        for one, states in truth.items():
+            found = buffers.get(one) or mine[one]
+            if "buffer" in states:  # no file of older releases with experts names the buffers
+                found = {"buffer": found.get("buffer", found.get("weight", ""))}
+            wrong = {k: (v, found.get(k)) for k, v in states.items() if found.get(k) != v}
+            assert wrong == {}, (name, one)
+
+
+def apart(params: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Tensors of all layers, as Megatron stacks them, layer by layer."""
+    out = {}
+    for name, states in params.items():
+        if ".layers." not in name or re.search(r"\.layers\.\d", name):
+            out[name] = states
+            continue
+        for i in range(len(states["weight"])):
+            own = {k: v[i] if torch.is_tensor(v) and v.ndim else v for k, v in states.items()}
+            mine = NORMS.sub(lambda found: NORM_OF[found[0]], name)
+            out[mine.replace(".layers.", f".layers.{i}.", 1)] = own
+    return out
+
+
+def test_the_page_says_what_the_results_say() -> None:
+    assert page.PAGE.read_text() == page.text(page.load())
+
+
+def test_no_cell_is_claimed_that_did_not_run() -> None:
+    results = page.load()
+    known = {str(one): PLANS[one.framework] for one in releases()}
+    assert results.keys() <= known.keys()
+    for release, row in results.items():
+        titles = {trial.title for trial in known[release].trials}
+        assert ("missing" in row) != (row.get("cells", {}).keys() == titles), release
+
+
+def test_a_cell_that_passed_must_pass_again() -> None:
+    passed, failed = {"cells": {"a": ["passed", ""], "b": ["back", ""]}}, {"cells": {"a": ["failed", "why"]}}
+    assert page.worse("x 1", passed, passed) == []
+    assert page.worse("x 1", passed, failed) == ["x 1: a passed before: why", "x 1: b passed before: "]
+    assert page.worse("x 1", failed, passed) == []
+    assert page.worse("x 1", passed, {"missing": "no network"})[0] == "x 1: a passed before: no network"
