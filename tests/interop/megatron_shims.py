@@ -60,7 +60,14 @@ class FusedAdam(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, params: Any, lr: float, betas: tuple[float, float], eps: float, weight_decay: float, adam_w_mode: bool = True, **_: Any
+        self,
+        params: Any,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+        adam_w_mode: bool = True,
+        **_: Any,
     ) -> None:
         assert adam_w_mode
         told = {"lr": lr, "bias_correction": True, "betas": betas, "eps": eps, "weight_decay": weight_decay}

@@ -1,4 +1,7 @@
-"""An environment of one release: its packages before those of this environment, which has torch."""
+"""The environment of one release.
+
+Its packages come before those of this environment, which has torch.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ class Release:
     environment: dict[str, str] = field(factory=dict, eq=False)
     stand_ins: tuple[str, ...] = ()
     runs: dict[str, dict[str, Any]] = field(factory=dict, eq=False)  # differences of a trial's run
-    # what a release cannot do, or does in part, by the trial's title
+    # reasons why a trial cannot pass, or passes in part, by the trial's title
     limits: dict[str, str] = field(factory=dict, eq=False)
 
     def __str__(self) -> str:

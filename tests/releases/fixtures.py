@@ -1,4 +1,7 @@
-"""Small checkpoints of each release, as it wrote them: one archive each, with digests of the run's own values."""
+"""Archives of small checkpoints, as each release wrote them.
+
+They have digests of the run's own values.
+"""
 
 from __future__ import annotations
 

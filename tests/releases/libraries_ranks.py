@@ -1,4 +1,6 @@
-"""transformers, Accelerate or Lightning of one release, on one rank: it saves, loads, compares and trains.
+"""One release of transformers or Accelerate, on one rank.
+
+It saves, loads, compares and trains:
 
 `python libraries_ranks.py JOBS`.
 """
@@ -59,7 +61,10 @@ class Folder:
 
 
 class Net(torch.nn.Module):
-    """Five parameters of five shapes, so that their order in an optimizer is plain."""
+    """A model with five parameters of five shapes.
+
+    Their order in an optimizer is plain, therefore.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -27,7 +27,7 @@ release loads the target into a model with other values.
   these degrees. Converted back, all losses are bit-equal with the run's.
 - **refused**: `ucpl` refuses the conversion, with the code in the note. **not possible**: for the reason in the note.
 
-A note next to "passed" names what the loader of the release leaves out. No cell is claimed that did not run.
+A note next to "passed" names the values that the loader of the release leaves out. No cell is claimed that did not run.
 """
 SIGNS = {
     "passed": "passed",

@@ -1,5 +1,6 @@
-"""Stand-ins for what old releases ask of a machine that this one lacks.
+"""Stand-ins for modules and calls that a CPU lacks.
 
+Old releases, or newer torch, ask for them.
 None touches a file of a checkpoint. A release's environment imports this module at the start of its Python.
 `UCPL_STAND_INS` names those that it needs, with commas between. `early()` puts them in before the framework is
 imported, `late()` after it.

@@ -1,4 +1,4 @@
-"""Checkpoints of many releases are read exactly, and docs/RELEASES.md says what `make releases` found."""
+"""Checkpoints of many releases, read exactly, and docs/RELEASES.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.releases.environments import releases
 from tests.releases.fixtures import FOLDER, stated, unpacked
 from tests.releases.trials import PLANS
 
-# names in torch_dist of norms that a model without Transformer Engine has by themselves
+# names in torch_dist of norms that are modules of their own without Transformer Engine
 NORM_OF = {
     "self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight",
     "mlp.linear_fc1.layer_norm_weight": "pre_mlp_layernorm.weight",
@@ -26,7 +26,7 @@ ARCHIVES = sorted(FOLDER.glob("*.tar.xz"))
 
 @pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name.removesuffix(".tar.xz"))
 def test_checkpoints_of_a_release_are_read_exactly(archive: Path, tmp_path: Path) -> None:
-    """All weights and states equal digests that the release's own run made of its values."""
+    """All weights and states equal digests of the run's own values."""
     truths = unpacked(archive, tmp_path)
     assert truths
     for name, truth in truths.items():

@@ -1,4 +1,7 @@
-"""What is tried with a release: it writes checkpoints, ucpl converts them, and it loads the targets and trains on."""
+"""Trials of a release.
+
+It writes checkpoints, ucpl converts them, and the release loads the targets and trains on.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ SECONDS = 900  # of all jobs of a script
 class Source:
     """A job that trains and saves."""
 
-    do: str  # what follows `train`
+    do: str  # the end of the job's name, after `train`
     world: int
     run: dict[str, Any]
     call: str  # its own layout
@@ -32,14 +35,17 @@ class Source:
 
 @frozen
 class Trial:
-    """A column of the page: a source, its target, and the run that loads it."""
+    """A column of the page.
+
+    It has a source, its target, and the run that loads it.
+    """
 
     title: str
     source: str
     call: str
     world: int = 2
     run: dict[str, Any] = field(factory=dict)  # differences from the source's
-    ignores: str = "-"  # differences that begin so: what the loader leaves as the model made it
+    ignores: str = "-"  # differences that begin so: values that the loader leaves as the model made them
 
 
 @frozen
@@ -53,7 +59,7 @@ class Plan:
 
 @frozen
 class Cell:
-    """What a trial showed.
+    """The result of a trial.
 
     `passed`; `back`: passed, but for the second loss, which is the run's when the target is converted back;
     `refused` by ucpl; `failed`; or `framework`, where its own folder does not load.
@@ -179,7 +185,10 @@ def tried(release: Release, python: Path, folder: Path) -> dict[str, Cell]:
 
 
 def _own_layout(source: Path) -> Path:
-    """The text of `ucpl infer`, which has the stages of the source: releases before 0.12 deal layers in another way."""
+    """The text of `ucpl infer`, which has the stages of the source.
+
+    DeepSpeed before 0.12 deals layers in another way.
+    """
     text = source.with_suffix(".ucpl")
     command = [sys.executable, "-m", "ucpl", "infer", str(source), "-o", str(text)]
     subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=300)
