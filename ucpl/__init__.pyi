@@ -7,6 +7,7 @@ from ucpl.api import infer as infer
 from ucpl.api import load as load
 from ucpl.api import load_plan as load_plan
 from ucpl.api import plan as plan
+from ucpl.api import resume as resume
 from ucpl.api import save_plan as save_plan
 from ucpl.api import verify as verify
 from ucpl.errors import UcplError as UcplError

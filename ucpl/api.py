@@ -26,6 +26,7 @@ from ucpl.conversion.side import Side
 from ucpl.conversion.sides import source_side as describe
 from ucpl.conversion.sides import target_side as aim
 from ucpl.conversion.weights import looked_through, opened_to_look_at
+from ucpl.errors import UcplError
 from ucpl.records import frozen
 from ucpl.storage.lifetimes import scoped
 from ucpl.storage.resolve_url import resolve_source, resolve_target
@@ -53,6 +54,7 @@ __all__ = [
     "open_checkpoint",
     "parse_target",
     "plan",
+    "resume",
     "save_plan",
     "source_side",
     "target_side",
@@ -139,6 +141,22 @@ def export(
     engine = Engine(resolve_target(target), how, demand_strict)
     done = engine.convert(asked_of(here, made.to, made.layout), made.given)
     return Converted(done.ready.plan, evolve(done.report, remarks=(*made.notes, *done.report.remarks)))
+
+
+@scoped()
+def resume(run: Here, *, ranks: int | None = None, to: str = "", **how: Unpack[ToApply]) -> str | None:
+    """The path of a run's newest checkpoint for the ranks at hand.
+
+    It is converted if needed, by one process; others wait. None: the run has no checkpoint. Raises: UcplError E223.
+    """
+    from ucpl.conversion.resuming import resume as find
+
+    try:
+        return str(find(Path(run), how, ranks=ranks, to=to).path)
+    except UcplError as error:
+        if error.diagnostics[0].code != "E224":
+            raise
+        return None
 
 
 @scoped()

@@ -82,10 +82,16 @@ class Parser(argparse.ArgumentParser):
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """As parse_args, with a suggestion for an option that does not exist.
 
-        An option with one value may be given once.
+        An option with one value may be given once. A parser with a default for `command` puts all words behind `--` there.
         """
+        command: Sequence[str] = ()
+        if self.get_default("command") is not None and "--" in arguments:
+            at = arguments.index("--")
+            arguments, command = arguments[:at], arguments[at + 1 :]
         self._demand_once(arguments)
         options, extra = self.parse_known_args(arguments)
+        if command:
+            options.command = list(command)
         if not extra:
             return options
         wrong = next((x for x in extra if x.startswith("-")), extra[0])

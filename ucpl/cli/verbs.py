@@ -24,6 +24,7 @@ VERBS = {
     "apply": "run exactly that plan; under torchrun, by the ranks of a job together",
     "convert": "infer, plan, apply and verify in one go",
     "export": "write a Hugging Face folder that from_pretrained loads, from any checkpoint",
+    "resume": "the path that a restarted job loads: the newest checkpoint, converted if the ranks need it",
     "compare": "compare the logical states of two checkpoints, whatever their layouts",
     "verify": "read everything back: digests, CRCs, copies, weights against masters",
     "contingency": "plan ahead of a loss: layouts for the remaining ranks, and the plans to them",

@@ -1,0 +1,138 @@
+"""`ucpl resume`: the newest complete checkpoint, for the ranks that are there.
+
+tests/interop/test_resume.py continues training from the printed paths.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ucpl as package
+from tests.cli.command import ROOT, digest, good, ucpl
+
+FIXTURES = ROOT / "tests" / "fixtures"
+ZERO = FIXTURES / "deepspeed" / "z1_dp4"
+TRAINER = FIXTURES / "trainer" / "checkpoint-3"
+CHUNKS = FIXTURES / "dcp" / "fsdp2_w4"
+
+
+@pytest.fixture(autouse=True)
+def no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WORLD_SIZE", "SLURM_NTASKS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A Trainer's folder with two steps."""
+    for step in (3, 12):
+        shutil.copytree(TRAINER, tmp_path / "out" / f"checkpoint-{step}")
+    return tmp_path / "out"
+
+
+def path_of(*argv: object) -> Path:
+    return Path(good("resume", *argv).out.strip())
+
+
+def test_the_ranks_of_the_source_load_the_newest_step_itself(run: Path) -> None:
+    assert path_of(run, "--ranks", 2) == run / "checkpoint-12"
+    assert not Path(f"{run}.resume").exists()
+
+
+@pytest.mark.parametrize("to", ["", "zero3", "zero3(dp=3)", "zero1"])
+def test_other_ranks_load_a_conversion_next_to_the_run(to: str, run: Path) -> None:
+    before = digest(run)
+    made = path_of(run, "--ranks", 3, *(("--to", to) if to else ()))
+    assert made.parent == Path(f"{run}.resume") and made.name.startswith("checkpoint-12-zero")
+    assert package.compare(made, run / "checkpoint-12") and (made / "trainer_state.json").exists()
+    when = (made / "latest").stat().st_mtime_ns
+    assert path_of(run, "--ranks", 3, *(("--to", to) if to else ())) == made
+    assert (made / "latest").stat().st_mtime_ns == when and digest(run) == before
+    assert path_of(made.parent, "--ranks", 3) == made
+
+
+@pytest.mark.parametrize("variable", ["WORLD_SIZE", "SLURM_NTASKS"])
+def test_the_environment_of_a_job_gives_the_ranks(variable: str, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = ucpl("resume", run)
+    assert done.status == 2 and "error[E223]" in done.err and "--ranks N" in done.err
+    monkeypatch.setenv(variable, "2")
+    assert package.resume(run) == str(run / "checkpoint-12")
+
+
+def test_an_interrupted_save_is_passed_over(run: Path) -> None:
+    (run / "checkpoint-20" / "global_step20").mkdir(parents=True)
+    shard = next((run / "checkpoint-12" / "global_step3").glob("*rank_1*optim*"))
+    shard.write_bytes(shard.read_bytes()[:100])
+    done = good("resume", run, "--ranks", 2)
+    assert Path(done.out.strip()) == run / "checkpoint-3"
+    assert "checkpoint-20" in done.err and "checkpoint-12" in done.err
+
+
+def test_a_run_never_begins_anew_because_its_saves_cannot_be_read(run: Path) -> None:
+    for shard in run.glob("*/*/*_states.pt"):
+        shard.write_bytes(shard.read_bytes()[:100])
+    done = ucpl("resume", run, "--ranks", 2, "--", "touch", run / "begun")
+    assert done.status == 3 and "error[E4" in done.err and not (run / "begun").exists()
+
+
+def test_a_folder_with_latest_is_loaded_by_its_own_path(tmp_path: Path) -> None:
+    shutil.copytree(ZERO, tmp_path / "run")
+    assert path_of(tmp_path / "run", "--ranks", 4) == tmp_path / "run"
+    shutil.copytree(tmp_path / "run" / "global_step3", tmp_path / "run" / "global_step9")
+    found = good("resume", tmp_path / "run", "--ranks", 4, "--json").json
+    assert found["converted"] and found["source"].endswith("global_step9") and package.verify(found["path"])
+    trainer = path_of(shutil.copytree(TRAINER, tmp_path / "checkpoint-3"), "--ranks", 3)
+    assert (trainer / "trainer_state.json").exists()
+
+
+def test_a_checkpoint_of_any_ranks_is_never_converted(tmp_path: Path) -> None:
+    shutil.copytree(CHUNKS, tmp_path / "run" / "checkpoint" / "step-10")
+    found = good("resume", tmp_path / "run", "--json").json
+    assert found["path"] == str(tmp_path / "run" / "checkpoint" / "step-10") and not found["converted"]
+
+
+def test_ranks_that_do_not_divide_are_refused(tmp_path: Path) -> None:
+    shutil.copytree(FIXTURES / "deepspeed" / "tp2_pp2_dp2_z1_bf16", tmp_path / "run")
+    done = ucpl("resume", tmp_path / "run", "--ranks", 6)
+    assert done.status == 2 and "error[E223]" in done.err and "multiple of 4" in done.err
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_a_command_runs_with_the_path(found: bool, run: Path, tmp_path: Path) -> None:
+    here = run if found else tmp_path / "nothing"
+    code = "import os, sys; print(sys.argv[1:], os.environ['UCPL_RESUME'])"
+    line = [
+        sys.executable,
+        "-m",
+        "ucpl",
+        "resume",
+        here,
+        "--ranks",
+        2,
+        "--",
+        sys.executable,
+        "-c",
+        code,
+        "--at={}",
+        "--x",
+    ]
+    done = subprocess.run([*map(str, line)], cwd=ROOT, capture_output=True, text=True)
+    path = str(run / "checkpoint-12") if found else ""
+    assert done.stdout == f"{[f'--at={path}', '--x']} {path}\n", done.stderr
+    assert ucpl("resume", tmp_path / "nothing").status == 1 and package.resume(tmp_path / "nothing") is None
+
+
+def test_processes_that_start_at_once_make_one_target(run: Path) -> None:
+    line = [sys.executable, "-m", "ucpl", "resume", str(run), "--to", "zero2"]
+    job = {**os.environ, "WORLD_SIZE": "4"}
+    started = [subprocess.Popen(line, cwd=ROOT, env=job, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    found = {one.communicate(timeout=300)[0] for one in started}
+    assert [one.returncode for one in started] == [0] * 4 and len(found) == 1
+    made = Path(found.pop().strip())
+    assert package.compare(made, run / "checkpoint-12") and [p.name for p in made.parent.iterdir()] == [made.name]
