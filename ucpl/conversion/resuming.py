@@ -83,7 +83,7 @@ def resume(
     layout = _wanted(found, ranks, to)
     if not layout and found.loaded is not None:
         return Resumed(found.loaded, found.step, "", found.notes)
-    layout = layout or found.inferred.layout.call
+    layout = layout or _filled(_name(found.inferred), found.inferred.layout.ranks, found)
     target = _place(run, found.step, layout)
     _convert(found.step, target, layout, how, say)
     return Resumed(target, found.step, layout, found.notes)
@@ -146,18 +146,29 @@ def _steps(run: Path) -> Iterator[Path]:
 def _wanted(found: _Newest, ranks: int | None, to: str) -> str:
     """The layout to convert to; empty if the source fits."""
     inferred = found.inferred
-    here, kind = inferred.layout, format_named(inferred.checkpoint.format)
+    kind = format_named(inferred.checkpoint.format)
     if not to:
         if not kind.has_engine or kind.is_of_any_ranks:
             return ""
         ranks = _demand_ranks(ranks, found)
-        return "" if here.ranks == ranks else f"{inferred.call.name}(dp = {_share(ranks, found)})"
+        return "" if inferred.layout.ranks == ranks else _filled(_name(inferred), ranks, found)
     if "(" not in to:
-        names = {p.name for p in called(f"{to}()").layout.parameters if p.default is None}
-        degree = next((name for name in _DEGREES if name in names), "")
-        to = f"{to}({degree} = {_share(_demand_ranks(ranks, found), found)})" if degree else f"{to}()"
-    is_same = called(to).call.name == inferred.call.name and ".ucpl:" not in to
-    return "" if is_same and _values(to).items() <= _values(here.call).items() else to
+        to = _filled(to, ranks, found)
+    if ".ucpl:" in to or called(to).call.name != _name(inferred):
+        return to
+    return "" if _values(to).items() <= _known(inferred).items() else to
+
+
+def _name(inferred: Inferred) -> str:
+    """The shipped layout that describes a checkpoint."""
+    return inferred.library.chain(inferred.call.name)[-1].node.name
+
+
+def _filled(name: str, ranks: int | None, found: _Newest) -> str:
+    """The call of a layout; its data-parallel degree fits these ranks."""
+    names = {p.name for p in called(f"{name}()").layout.parameters if p.default is None}
+    degree = next((one for one in _DEGREES if one in names), "")
+    return f"{name}({degree} = {_share(_demand_ranks(ranks, found), found)})" if degree else f"{name}()"
 
 
 def _demand_ranks(ranks: int | None, found: _Newest) -> int:
@@ -170,14 +181,14 @@ def _demand_ranks(ranks: int | None, found: _Newest) -> int:
 
 def _share(ranks: int, found: _Newest) -> int:
     """The data-parallel degree of so many ranks."""
-    values = _values(found.inferred.layout.call)
+    values = _known(found.inferred)
     others = 1
     for name in ("tp", "pp"):
         value = values.get(name)
         others *= value if isinstance(value, int) else 1
     if ranks % others:
         remedy = f"use a multiple of {others} ranks, or name the degrees: "
-        remedy += f"--to '{found.inferred.call.name}(dp=..., tp=..., pp=...)'"
+        remedy += f"--to '{_name(found.inferred)}(dp=..., tp=..., pp=...)'"
         fail(
             "E223",
             f"{ranks} ranks do not divide by tp * pp = {others} of {found.step}",
@@ -185,6 +196,11 @@ def _share(ranks: int, found: _Newest) -> int:
             remedy=remedy,
         )
     return ranks // others
+
+
+def _known(inferred: Inferred) -> dict[str, object]:
+    """Values of a checkpoint's layout by name."""
+    return {name: one.value for name, one in inferred.checkpoint.state.settings.items()}
 
 
 def _values(call: str) -> dict[str, object]:
