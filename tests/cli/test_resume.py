@@ -125,7 +125,13 @@ def test_a_command_runs_with_the_path(found: bool, run: Path, tmp_path: Path) ->
     done = subprocess.run([*map(str, line)], cwd=ROOT, capture_output=True, text=True)
     path = str(run / "checkpoint-12") if found else ""
     assert done.stdout == f"{[f'--at={path}', '--x']} {path}\n", done.stderr
-    assert ucpl("resume", tmp_path / "nothing").status == 1 and package.resume(tmp_path / "nothing") is None
+    none = ucpl("resume", tmp_path / "nothing")
+    assert (
+        none.status == 1
+        and none.out == ""
+        and "error[E224]" in none.err
+        and package.resume(tmp_path / "nothing") is None
+    )
 
 
 def test_processes_that_start_at_once_make_one_target(run: Path) -> None:
