@@ -31,21 +31,21 @@ ROOT = Path(__file__).parents[2]
 MARK = re.compile(r"^(`{3,})([^\n`]*)\n(.*?)^\1[ \t]*$", re.DOTALL | re.MULTILINE)
 # A fragment that is wrong is held against a small model of its own, so that it is wrong for one reason.
 WRONG = {
-    "top": ("ucpl 1\n", "\n"),
+    "top": ("ucpl 2\n", "\n"),
     "model": (
-        "ucpl 1\nmodel m {\n",
+        "ucpl 2\nmodel m {\n",
         '\n}\nlayout x() of m {\n  file weights = torch "a.pt"\n  * = ... as "{name}"\n}\n',
     ),
     "layout": (
-        "ucpl 1\nmodel m {\n  dim r = 4, c = 2\n  a : r c\n}\n"
+        "ucpl 2\nmodel m {\n  dim r = 4, c = 2\n  a : r c\n}\n"
         'layout x(tp = 2, dp = 2) of m {\n  mesh dp tp\n  file weights = torch "{tp}.pt"\n',
         "\n}\n",
     ),
 }
 PLACES = {
-    "top": ("ucpl 1\n", "\n"),
-    "model": ("ucpl 1\nmodel m {\n", "\n}\n"),
-    "layout": ("ucpl 1\nlayout x(tp = 2, pp = 2, dp = 4) of any {\n", "\n}\n"),
+    "top": ("ucpl 2\n", "\n"),
+    "model": ("ucpl 2\nmodel m {\n", "\n}\n"),
+    "layout": ("ucpl 2\nlayout x(tp = 2, pp = 2, dp = 4) of any {\n", "\n}\n"),
 }
 
 

@@ -24,6 +24,7 @@ from ucpl.errors import UcplError, catalogue
 from ucpl.errors.render import render_diagnostic
 from ucpl.language import nodes
 from ucpl.language.recorder import ENTRY_CLASSES
+from ucpl.language.source import version_of
 from ucpl.language.tables import LineJoiner, build
 from ucpl.language.words import CLAUSE_WORDS
 from ucpl.layout.arithmetic import FUNCTIONS
@@ -63,7 +64,9 @@ def test_each_stored_tensor_holds_what_the_page_shows(block: Block, shown: Block
     assert cells(located(block.text, block.info[2])) == shown.text.rstrip("\n")
 
 
-@pytest.mark.parametrize("block", [b for b in REFERENCE if b.info[1] not in ("top", "cells")], ids=str)
+@pytest.mark.parametrize(
+    "block", [b for b in REFERENCE if b.info[1] not in ("top", "cells") and version_of(b.text) != 1], ids=str
+)
 def test_each_example_of_the_reference_holds(block: Block) -> None:
     """Its lines have a place on ranks.
 
@@ -110,10 +113,10 @@ def everything() -> list[Any]:
 
 def test_every_rule_and_word_of_the_grammar_has_an_example() -> None:
     """The parse trees of the reference have each rule and each terminal."""
-    lark = build(grammar_text(1), LineJoiner(), None)
+    lark = build(grammar_text(), LineJoiner(), None)
     rules: set[str] = set()
     words: set[str] = set()
-    for block in REFERENCE:
+    for block in [b for b in REFERENCE if version_of(b.text) != 1]:
         text = whole(block.text, block.info[1]) if block.info[1] in PLACES else block.text
         for tree in lark.parse(text, start="start").iter_subtrees():
             rules.add(tree.data)
