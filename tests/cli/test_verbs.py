@@ -231,7 +231,7 @@ def calls_of(code: str, *argv: str) -> int:
 @pytest.fixture
 def tables_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache with the parser's tables and without trees of texts."""
-    language.parse("ucpl 1\n")  # the tables are kept
+    language.parse("ucpl 2\n")  # the tables are kept
     (tmp_path / "cache").mkdir(mode=0o700)
     known = cache_folder()
     for path in known.glob("tables-*.json") if known else ():

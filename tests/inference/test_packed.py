@@ -13,7 +13,7 @@ import ucpl
 
 Arrays = dict[str, np.ndarray]
 PATH = "model.layers.0.mlp.experts.down_proj"
-FRAME = """ucpl 1
+FRAME = """ucpl 2
 model m {{
 {model}
 }}

@@ -97,7 +97,7 @@ _ALONE = "<nothing stored>"  # the name of no layout that a text has
 OTHERS = (2, 3, 8)  # trial values of a parameter, if 1 fails for a reason that may be the trial itself
 MOST_OTHERS = 12
 TRIAL = "<trial>"  # the name of no model that a text has
-_TRIAL = f"""ucpl 1
+_TRIAL = f"""ucpl 2
 model "{TRIAL}" {{
   first : 6 4 dtype f32
   second : 5 dtype f32

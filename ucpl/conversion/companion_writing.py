@@ -240,7 +240,7 @@ def _text(wish: Wish) -> str:
 
     files = {file: f"f{n}" for n, file in enumerate(dict.fromkeys(line.file for line in wish.lines))}
     named = {line.path for line in wish.lines if not line.owner}
-    out = ["ucpl 1", f"layout {LAYOUT}() of any {{", "  framework torch()"]
+    out = ["ucpl 2", f"layout {LAYOUT}() of any {{", "  framework torch()"]
     for file, name in files.items():
         out.append(f"  file {name} = {'safetensors' if file.endswith('.safetensors') else 'torch'} {quote(file)}")
     for line in wish.lines:
@@ -248,7 +248,7 @@ def _text(wish: Wish) -> str:
         if line.owner and line.owner not in named:
             named.add(path := line.owner)
         out.append(f"  {quote(path)} = ... in {files[line.file]} as {quote(line.key)} lossy")
-    return "\n".join([*out, "  * of alias = none", "  derive fp32 from weight", "}", ""])
+    return "\n".join([*out, "  * is alias = none", "  derive fp32 from weight", "}", ""])
 
 
 def _indexes(container: Container, wish: Wish) -> dict[str, str]:

@@ -142,7 +142,7 @@ def probed(model: nodes.Model, sizes: Mapping[str, Value], config: Config) -> La
 
     The error is reported when the layout itself is resolved.
     """
-    probe = load(("<probe>", "ucpl 1\nlayout probe() of any {\n  file weights = none\n  * = ...\n}\n"))
+    probe = load(("<probe>", "ucpl 2\nlayout probe() of any {\n  file weights = none\n  * = ...\n}\n"))
     try:
         return resolve(probe, nodes.Call("probe"), model=model, config=config, define_sizes=dict(sizes))
     except UcplError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from attrs import evolve
@@ -15,6 +16,7 @@ from ucpl.layout.fills import PARAMETER
 from ucpl.layout.library import KnownStatement
 from ucpl.layout.name_remedies import nearest
 from ucpl.registry import format_named
+from ucpl.resources import VERSIONS
 
 if TYPE_CHECKING:
     from ucpl.conversion.side import Side
@@ -23,7 +25,7 @@ __all__ = ["begun", "with_fills"]
 
 SHOWN = 60  # characters of an argument that a message repeats
 _NUMBER = re.compile(r"[+-]?[0-9]+")
-_TEXT = "ucpl 1\nlayout x() of any {{\n  fill {} = {}\n}}\n"
+_TEXT = "ucpl {}\nlayout x() of any {{\n  fill {} = {}\n}}\n"
 
 
 def with_fills(one: Called, texts: Sequence[str], model: nodes.Model) -> Called:
@@ -72,6 +74,16 @@ def begun(source: Side, target: Side) -> tuple[dict[str, dict[str, float]], tupl
     return found, tuple(said)
 
 
+def _read(left: str, value: str) -> nodes.File:
+    """The line in the newest version of the language that has its words."""
+    try:
+        return parse(_TEXT.format(VERSIONS[-1], left, value), "--fill")
+    except UcplError as error:
+        with suppress(UcplError):
+            return parse(_TEXT.format(VERSIONS[0], left, value), "--fill")
+        raise error from None
+
+
 def _lines(text: str, model: nodes.Model, *, is_of_any: bool) -> list[nodes.LayoutItem]:
     """Parse `exp_avg=0`, `embed[v[32000..]]=0` or `state exp_avg=0`.
 
@@ -83,7 +95,7 @@ def _lines(text: str, model: nodes.Model, *, is_of_any: bool) -> list[nodes.Layo
     if not _NUMBER.fullmatch(value) and value != "weight":
         value = f'"{value}"'
     try:
-        (layout,) = parse(_TEXT.format(left, value), "--fill").statements
+        (layout,) = _read(left, value).statements
     except UcplError as error:
         _refuse(text, f"this is no fill line: {error.diagnostics[0].message}")
     assert isinstance(layout, nodes.Layout)

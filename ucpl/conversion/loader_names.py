@@ -166,13 +166,13 @@ def _called(one: Called, found: _Names) -> Called:
     from ucpl.layout import load
 
     labels = {file: "weights" if n == 0 else f"more{n}" for n, file in enumerate(found.files)}
-    lines = ["ucpl 1", 'layout named(shard = "5GB", dtype = "") of any {']
+    lines = ["ucpl 2", 'layout named(shard = "5GB", dtype = "") of any {']
     lines += ["  framework huggingface(shard = shard, dtype = dtype)"]
     lines += [f"  file {label} = safetensors {quote(file)}" for file, label in labels.items()]
     lines += ["  group * = model"]
     for file, members in found.files.items():
         lines += [f"  {quote(name)} = ... in {labels[file]} as {quote(key)}" for name, key in _apart(members).items()]
-    lines += ["  * of alias = none", "  state * of * = none", "  derive fp32 from weight", "}", ""]
+    lines += ["  * is alias = none", "  state * for * = none", "  derive fp32 from weight", "}", ""]
     return Called(load(("named.ucpl", "\n".join(lines))), evolve(one.call, name="named"))
 
 

@@ -161,7 +161,7 @@ def _with_line(error: UcplError, plan: Plan, checkpoint: Checkpoint) -> UcplErro
         return error
     remedy = (
         "Ranks of stage 3 keep a buffer each (running means of a BatchNorm that is not synchronised). To take one of them,"
-        f" write own.ucpl and give --from 'own.ucpl:own()':\nucpl 1\nlayout own() of any extends {plan.source_call} {{\n"
+        f" write own.ucpl and give --from 'own.ucpl:own()':\nucpl 2\nlayout own() of any extends {plan.source_call} {{\n"
         f'  "{name}" = ...  any @dp  in meta as "module/{{name}}"\n}}'
     )
     return UcplError(evolve(error.diagnostics[0], remedy=remedy), *error.diagnostics[1:])

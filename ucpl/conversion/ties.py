@@ -49,7 +49,7 @@ def of_ties(
     if not twice:
         return checkpoint, source
     lines = "\n".join(f"  {quote(alias)} = ... as {quote(alias)}" for alias in twice)
-    text = f'ucpl 1\nlayout tied(shard = "5GB") of any extends safetensors(shard = shard) {{\n{lines}\n}}\n'
+    text = f'ucpl 2\nlayout tied(shard = "5GB") of any extends safetensors(shard = shard) {{\n{lines}\n}}\n'
     tensors = tuple(t for t in checkpoint.state.tensors if t.name not in twice)
     state = evolve(checkpoint.state, tensors=tensors, aliases={**checkpoint.state.aliases, **twice})
     return evolve(checkpoint, state=state), Called(load(("tied.ucpl", text)), parse_call("tied()"))

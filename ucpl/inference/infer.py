@@ -22,6 +22,7 @@ from ucpl.placement.flats import Stated
 from ucpl.placement.sharding import TP
 from ucpl.records import frozen
 from ucpl.registry import format_named
+from ucpl.resources import VERSION
 
 if TYPE_CHECKING:
     from ucpl.inference.parallel import Note
@@ -53,7 +54,7 @@ class Inferred:
         names = [*(tensor.name for tensor in self.checkpoint.state.tensors), *self.checkpoint.state.aliases]
         if why := why_unwritten(names, in_keys=True):
             self._reject("E017", why)
-        text = print_file(nodes.File("inferred.ucpl", 1, (self.model, self._written())))
+        text = print_file(nodes.File("inferred.ucpl", VERSION, (self.model, self._written())))
         if why := why_too_large(text):
             self._reject("E011", why)
         passed = [one for one in self.checkpoint.not_read if one.is_optimizer]

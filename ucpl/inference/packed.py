@@ -44,7 +44,7 @@ def _of_mxfp4(checkpoint: Checkpoint) -> Iterator[str]:
     yield f"  dim {sizes}{', ' * bool(dims)}h = {32 * shape[-1]}, g = {shape[-1]}, k = 32"
     yield "  index h = (g k)"
     yield f"  {name} : {rows} h  dtype f4_e2m1fn"
-    yield f"  {scale} : {rows} g  dtype f8_e8m0fnu is scale of {name} by 32"
+    yield f"  {scale} : {rows} g  dtype f8_e8m0fnu is scale({name}, 32)"
     yield "and in the layout:"
     yield f"  {name} = {rows} g k  dtype u8 as {quote(path + _BLOCKS)}"
     yield f"  {scale} = {rows} g  dtype u8 as {quote(path + _SCALES)}"

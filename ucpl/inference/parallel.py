@@ -25,6 +25,7 @@ from ucpl.layout.expand import wildcards_of
 from ucpl.layout.scope import Config, Scope, Value
 from ucpl.placement.sharding import TP
 from ucpl.records import frozen
+from ucpl.resources import VERSION
 
 if TYPE_CHECKING:
     from ucpl.files.checkpoint import Checkpoint
@@ -179,7 +180,7 @@ def started(checkpoint: Checkpoint) -> str:
     ]
     said = f"# The cuts of tensors with lines marked as open are unknown: {_WORDS}."
     lines = [f"{line}: open" for line in _open_lines(unknown, checkpoint)]
-    return "\n".join(("ucpl 1", "", said, _opening(checkpoint), *known, *lines, "}", ""))
+    return "\n".join((f"ucpl {VERSION}", "", said, _opening(checkpoint), *known, *lines, "}", ""))
 
 
 def _opening(checkpoint: Checkpoint) -> str:

@@ -143,7 +143,7 @@ DIMS = ("l", "e", "h", "g", "d", "v", "f")
 @lru_cache(maxsize=4)
 def _plain(model: nodes.Model) -> Layout:
     """The model, stored unchanged. Both layouts of a pair use its sizes."""
-    probe = load(("<probe>", "ucpl 1\nlayout probe() of any {\n  file weights = none\n  * = ...\n}\n"))
+    probe = load(("<probe>", "ucpl 2\nlayout probe() of any {\n  file weights = none\n  * = ...\n}\n"))
     return resolve(probe, nodes.Call("probe"), model=model)
 
 
@@ -546,7 +546,7 @@ def models() -> st.SearchStrategy[nodes.Model]:
         if len(trained) > 1 and draw(st.booleans()):
             at = draw(st.integers(1, len(trained) - 1))
             lines += [f"  group first = {', '.join(trained[:at])}", f"  group second = {', '.join(trained[at:])}"]
-        file = parse("ucpl 1\nmodel made {\n" + "\n".join(lines) + "\n}\n", "made.ucpl")
+        file = parse("ucpl 2\nmodel made {\n" + "\n".join(lines) + "\n}\n", "made.ucpl")
         (model,) = file.statements
         assert isinstance(model, nodes.Model)
         return model

@@ -63,7 +63,7 @@ def by_dims(base: Base, lines: Lines, path: Path) -> Extended:
     parameters = ", ".join((*(f"{a} = {n}" for a, n in zip(axes_said, degrees, strict=True)), *said))
     text = "\n".join(
         (
-            "ucpl 1",
+            "ucpl 2",
             f"layout {STORED}({parameters}) of any {{",
             f"  {lines.framework}",
             *((f"  mesh {' '.join(axes_said)}",) if axes_said else ()),

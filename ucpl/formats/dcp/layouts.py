@@ -135,8 +135,8 @@ def _by_dims(base: Base, checkpoint: Checkpoint, shapes: Mapping[str, Shape], bo
         settings=asked,
         framework="framework dcp(prefix = prefix, states = states, flat = flat)",
         states=(
-            *(('state fp32 of * = like  as "{states}{name}.{master_state}"',) if masters else ()),
-            'state * of * = like  as "{states}{name}.{state}"',
+            *(('state fp32 for * = like  as "{states}{name}.{master_state}"',) if masters else ()),
+            'state * for * = like  as "{states}{name}.{state}"',
             *(() if masters else ("derive fp32 from weight",)),
         ),
     )

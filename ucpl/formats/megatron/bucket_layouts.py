@@ -100,10 +100,10 @@ def target(base: Base, source: Checkpoint | None) -> Extended:
     out = [
         f"  mesh {_MESH}",
         *_entries(legacy, made.shardings),
-        "  * of alias = none",
+        "  * is alias = none",
         *_states(made, legacy, size, base),
     ]
-    text = "\n".join(("ucpl 1", f"layout lines(halves = {2 if gated else 1}) of any {{", *out, "}", ""))
+    text = "\n".join(("ucpl 2", f"layout lines(halves = {2 if gated else 1}) of any {{", *out, "}", ""))
     (lines,) = parse(text, "megatron_core").statements
     assert isinstance(lines, nodes.Layout)
     notes: list[Note] = [*origins(made.shardings)]
@@ -124,7 +124,7 @@ def _of(base: Base, lines: nodes.Layout) -> Extended:
     made = nodes.Layout(TARGET, (*known.parameters, *lines.parameters), "any", None, (*kept, *lines.items))
     larger = evolve(base.library, known=dict(base.library.known), files=dict(base.library.files))
     file = f"{TARGET}.ucpl"
-    larger.add(parse(print_file(nodes.File(file, 1, (made,))), file))
+    larger.add(parse(print_file(nodes.File(file, 2, (made,))), file))
     return Extended(larger, evolve(base.call, name=TARGET))
 
 
@@ -172,7 +172,7 @@ def _states(made: DealtModel, legacy: Legacy, size: int, base: Base) -> Iterator
                 yield f"  group {group} = {', '.join(map(quote, bucket.names))}"
                 for states, word in (("fp32", "param"), ("exp_avg, exp_avg_sq", "{state}")):
                     key = f"{lead}.bucket_idx_{number}.{word}/{numel}/{{member}}"
-                    yield f"  state {states} of {group} = like{where} in weights as {quote(key)}"
+                    yield f"  state {states} for {group} = like{where} in weights as {quote(key)}"
                 run += 1
 
 

@@ -36,8 +36,8 @@ def stored(base: Base, checkpoint: Checkpoint) -> Extended:
         settings={n: base.inherited[n][0] for n in ("file", "masters", "master")},
         framework="framework megatron_core(masters = masters, master = master)",
         states=(
-            *(('state fp32 of * = like  as "optimizer.state.{master}.{name}"',) if has_masters else ()),
-            'state * of * = like  as "optimizer.state.{state}.{name}"',
+            *(('state fp32 for * = like  as "optimizer.state.{master}.{name}"',) if has_masters else ()),
+            'state * for * = like  as "optimizer.state.{state}.{name}"',
             *(() if has_masters else ("derive fp32 from weight",)),
         ),
     )

@@ -42,7 +42,7 @@ def stored(base: Base, checkpoint: Checkpoint) -> Extended:
         settings=asked,
         framework="framework megatron_fsdp(masters = masters)",
         states=(
-            *((f'state * of * = like  in weights as "{STATES}{{state}}.{{name}}"',) if trained else ()),
+            *((f'state * for * = like  in weights as "{STATES}{{state}}.{{name}}"',) if trained else ()),
             "derive weight from fp32" if trained else "derive fp32 from weight",
         ),
     )
@@ -98,7 +98,7 @@ def target(base: Base, source: Checkpoint | None) -> Extended:
     lines = [
         f"  {quote(name)} = {axes}" + ("" if masters and name in trained else '  as "{name}"') for name, axes in out
     ]
-    (made,) = parse("\n".join(("ucpl 1", "layout lines() of any {", *lines, "}", "")), "megatron_fsdp").statements
+    (made,) = parse("\n".join(("ucpl 2", "layout lines() of any {", *lines, "}", "")), "megatron_fsdp").statements
     assert isinstance(made, nodes.Layout)
     return evolve(extended(_with(base, said), TARGET, (), made.items), model=base.model)
 

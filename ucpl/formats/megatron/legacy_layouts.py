@@ -79,7 +79,7 @@ def lines(legacy: Legacy, shardings: Mapping[str, Sharding], states: Iterable[st
             out.append(f"  state {', '.join(others)} {flat}{loose}{where} in optim as {quote(f'{key}/{{state}}{end}')}")
     for s, stage in enumerate(legacy.stages):
         out += _numbered(legacy, s, (stage.groups, stage.is_expert), present)
-    text = "\n".join(("ucpl 1", "layout lines() of any {", *out, "}", ""))
+    text = "\n".join(("ucpl 2", "layout lines() of any {", *out, "}", ""))
     (layout,) = parse(text, "megatron_legacy").statements
     assert isinstance(layout, nodes.Layout)
     return layout.items

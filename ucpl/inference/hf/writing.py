@@ -18,7 +18,7 @@ from ucpl.inference.hf.recipes import parts_of, roles_of
 from ucpl.inference.hf.records import ModelFacts, Vector, agrees, identifier, moves
 from ucpl.inference.hf.sizes import Axis, DimSize, SizeSolver, Stacked
 from ucpl.inference.hf.varying import numbers_of
-from ucpl.language import format_text, nodes
+from ucpl.language import nodes, upgraded
 from ucpl.language.printer import print_item
 from ucpl.language.quoting import is_dotted
 from ucpl.records import define, frozen
@@ -179,7 +179,7 @@ class _Writer:
                 f'  file weights = safetensors "{_STAGES}" when pp > 1',
                 "}",
             ]
-        return format_text("\n".join(lines) + "\n", f"{model}.ucpl")
+        return upgraded("\n".join(lines) + "\n", f"{model}.ucpl")
 
     def ranks(self) -> list[str]:
         """The mesh and its indices.
