@@ -77,7 +77,7 @@ Named = Iterator[tuple[str, Token]]
 
 def _bindings(statement: Statement) -> Named:
     for part in split_at_commas(statement.tokens[1:]):
-        if len(part) > 1 and part[0].is_name and part[1].text == "=":
+        if len(part) > 1 and part[0].is_name and part[1].text in ("=", "["):
             yield statement.word, part[0]
 
 

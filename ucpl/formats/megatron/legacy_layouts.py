@@ -105,12 +105,12 @@ def _numbered(
         inner = f"{top}/optimizer" if legacy.optimizer == "float16" else top
         for g in mine if legacy.optimizer == "float16" else ():
             key = f"{top}/fp32_from_fp16_params/{g - first}/{{member}}"
-            out.append(f"  state fp32 of {quote(names[g])} = like{where} in weights as {quote(key)}")
+            out.append(f"  state fp32 for {quote(names[g])} = like{where} in weights as {quote(key)}")
         if others:
             of = ", ".join(quote(names[g]) for g in mine)
             key = f"{inner}/state/{{number}}/{{state}}"
             loose = f" {_MOMENTS}" if legacy.tp > 1 else ""
-            out.append(f"  state {', '.join(others)} of {of} = like{loose}{where} in weights as {quote(key)}")
+            out.append(f"  state {', '.join(others)} for {of} = like{loose}{where} in weights as {quote(key)}")
     return out
 
 
