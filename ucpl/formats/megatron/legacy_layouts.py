@@ -70,7 +70,7 @@ def lines(legacy: Legacy, shardings: Mapping[str, Sharding], states: Iterable[st
         out.append(f"  group {group} = {', '.join(map(quote, run.members))}")
         where = _at(legacy, run.stage, None if run.is_expert or legacy.ep == 1 else 0)
         end = "" if run.bucket is None else f"/{run.bucket}"
-        flat = f"of {group} = {'like' if run.apart else 'trim(flat(pad(each, 64)))'}"
+        flat = f"for {group} = {'like' if run.apart else 'trim(flat(pad(each, 64)))'}"
         end += "/{name}" if run.apart else ""
         key = run.keys[0]
         out.append(f"  state fp32 {flat}{where} in optim as {quote(f'{key}/param{end}')}")
