@@ -75,7 +75,7 @@ def begun(source: Side, target: Side) -> tuple[dict[str, dict[str, float]], tupl
 
 
 def _read(left: str, value: str) -> nodes.File:
-    """The line in the newest version of the language that has its words."""
+    """The line, in the newest version that has its words."""
     try:
         return parse(_TEXT.format(VERSIONS[-1], left, value), "--fill")
     except UcplError as error:
