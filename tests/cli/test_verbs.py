@@ -75,6 +75,13 @@ def test_wrong_usage_is_2_and_says_so_on_standard_error(argv: tuple[str, ...]) -
     assert done.status == 2 and done.out == "" and done.err.startswith("error[E17")
 
 
+def test_a_path_alone_is_inspected() -> None:
+    assert good(SOURCE).out == good("inspect", SOURCE).out
+    assert good(SOURCE, "--json").json == good("inspect", SOURCE, "--json").json
+    done = ucpl(SOURCE.with_name("z1_dp5"))
+    assert done.status == 2 and "error[E172]" in done.err
+
+
 # ---- json ------------------------------------------------------------------------------------------------------------
 
 

@@ -211,6 +211,8 @@ def _run(before: list[str], rest: list[str], console: Console) -> int:
     name, arguments = rest[0], rest[1:]
     demand_texts(rest)
     parser.parse(before)
+    if name not in VERBS and os.sep in name and os.path.exists(name):  # a checkpoint's path alone
+        name, arguments = "inspect", rest
     if name not in VERBS:
         close = None if name in _OPTIONS else nearest(name, list(VERBS))
         others = f"write ucpl --{name}" if name in _OPTIONS else f"verbs: {', '.join(VERBS)}"
