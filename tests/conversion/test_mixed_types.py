@@ -85,7 +85,7 @@ def test_training_continues(saved: tuple[Path, list[float]], way: tuple[str, ...
 
 def test_it_can_be_described(saved: tuple[Path, list[float]], tmp_path: Path) -> None:
     text = ucpl.infer(saved[0]).text()
-    assert "state exp_avg, exp_avg_sq : bf16  dtype f32 of decay, router.weight, router.bias\n" in text
+    assert "state exp_avg, exp_avg_sq : bf16  dtype f32 for decay, router.weight, router.bias\n" in text
     (tmp_path / "it.ucpl").write_text(text)
     ucpl.convert(saved[0], tmp_path / "made", to="dcp(fsdp = 2)", layout=f"{tmp_path}/it.ucpl:stored")
     assert ucpl.compare(saved[0], tmp_path / "made")

@@ -27,7 +27,7 @@ def test_the_layout_that_is_shown_takes_one_rank_s_buffer(tmp_path: Path) -> Non
         ucpl.convert(source, tmp_path / "target", "plain()")
     remedy = caught.value.diagnostics[0].remedy
     assert '"calls" = ...  any @dp' in remedy
-    (tmp_path / "own.ucpl").write_text(remedy[remedy.index("ucpl 1\n") :] + "\n")
+    (tmp_path / "own.ucpl").write_text(remedy[remedy.index("ucpl 2\n") :] + "\n")
     ucpl.convert(source, tmp_path / "target", "plain()", layout=f"{tmp_path}/own.ucpl:own()")
     ucpl.convert(FIXTURES / "z3_dp2_subgroup", tmp_path / "whole", "plain()")
     found, whole = (

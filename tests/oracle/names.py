@@ -395,6 +395,7 @@ def mean(
     numbers.given.update(sizes or {})
     out = Meaning(numbers)
     out.meshes = [i for i in items if isinstance(i, nodes.Mesh)]
+    out.meshes = [m for m in out.meshes if m is out.meshes[0] or not set(m.axes) < set(out.meshes[0].axes)]  # of a part
     if len({math.prod(out.degree(a) for a in m.axes) for m in out.meshes}) > 1:
         raise Refused("meshes of different size")
     rules = [i for i in [*model_items, *items] if isinstance(i, nodes.Index)]

@@ -23,6 +23,7 @@ OTHERS = {
     ("placement/chunk_begins.py", "dcp"),
     ("layout/storing.py", "dcp"),
     ("conversion/dialects.py", "dcp"),
+    ("conversion/exporting.py", "huggingface"),  # a folder of verl
     ("ranks/engines.py", "deepspeed"),
     ("live/tensors.py", "plain"),
     ("vault/files.py", "torch_file"),

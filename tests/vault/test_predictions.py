@@ -221,7 +221,8 @@ def test_protections_that_do_not_fit_are_rejected_and_unsurvivable_losses_are_re
 
 
 def test_the_ranks_of_domains_are_taken_from_the_layout(tmp_path, capsys):
-    text = JOB.read_text().replace("  mesh pp dp tp\n", '  mesh pp dp tp\n  domain node = "{pp}.{dp - dp % 2}"\n')
+    text = JOB.read_text().replace("ucpl 2\n", "ucpl 1\n").replace(" for all =", " of all =")
+    text = text.replace("  mesh pp dp tp\n", '  mesh pp dp tp\n  domain node = "{pp}.{dp - dp % 2}"\n')
     file = tmp_path / "job.ucpl"
     file.write_text(text)
     layout = f"{file}:job(dp=4, pp=2)"

@@ -247,8 +247,7 @@ class _Settler:
             f"{state} of `{b.label}` would lose: {dtypes[0]} in the source, {dtypes[1]} in the target",
             Label(a.file, dtypes[0], where="/".join(map(str, a.key))),
             at(span, dtypes[1]) if span.line else Label(b.file, dtypes[1], where="/".join(map(str, b.key))),
-            remedy=f"keep {dtypes[0]}, or write `dtype {dtypes[1]} lossy` on the entry"
-            + ("; or `exact`, if every value fits" if span.version == 1 else ""),
+            remedy=f"keep {dtypes[0]}, or write `dtype {dtypes[1]} lossy` on the entry",
         )
 
     def fill(self, fill: Fill, write: Node) -> None:
