@@ -40,6 +40,46 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+# ---- calls without quotes --------------------------------------------------------------------------------------------
+
+
+def test_a_size_of_the_command_line_is_an_argument_of_the_target(tmp_path: Path) -> None:
+    spec = tmp_path / "spec.ucpl"
+    spec.write_text("ucpl 2\nlet stage = 2\nmodel m {\n  w : 6 dtype f32\n}\n")
+    model = ("--model", f"{spec}:m")
+    for verb, *more in (("plan", "--from", SOURCE), ("convert", SOURCE, tmp_path / "out", "--dry-run")):
+        short = good(verb, *more, "--to", "zero3", "-D", "dp=3", "--json").json["plan"]
+        assert short == good(verb, *more, "--to", "zero3(dp=3)", "--json").json["plan"]
+    text = ("--to", "safetensors", "-D", "shard=4KB", "--json")
+    assert 'shard = "4KB"' in good("plan", "--from", SOURCE, *text).json["plan"]["target"]
+    both = ("--to", "zero1", "-D", "dp=3", "--after", "order")
+    assert "zero1(dp = 3" in good("show", SOURCE, *both).out
+    assert good("show", "zero1", "-D", "dp=3", *model).out == good("show", "zero1(dp=3)", *model).out
+
+
+def test_a_let_of_the_file_keeps_its_size(tmp_path: Path) -> None:
+    spec = tmp_path / "spec.ucpl"
+    spec.write_text(
+        "ucpl 2\nlet tp = 2\nmodel m {\n  dim n = 3 * tp\n  w : n dtype f32\n}\nlayout x(tp = tp) of m {\n"
+        '  mesh tp\n  file weights = torch "{tp}.pt"\n  w = n@tp  as "w"\n}\nlayout y(dp = tp) of m {\n'
+        '  mesh dp\n  file weights = torch "{dp}.pt"\n  w = n@dp  as "w"\n}\n'
+    )
+    plan = good("plan", "--from", f"{spec}:y", "--to", f"{spec}:x", "-D", "tp=4", "--json").json["plan"]
+    assert (plan["source"], plan["target"]) == ("y(dp = 4)", "x(tp = 4)")
+
+
+@pytest.mark.parametrize(
+    ("to", "size", "code", "remedy"),
+    [
+        ("zero3(dp=4)", "dp=3", "E177", "leave out -D dp=3, or write zero3 without dp"),
+        ("zero3", "sub_group=3", "E115", "did you mean `sub_group_size`?"),
+    ],
+)
+def test_a_wrong_size_of_a_target_is_refused(to: str, size: str, code: str, remedy: str, tmp_path: Path) -> None:
+    done = ucpl("convert", SOURCE, tmp_path / "out", "--to", to, "-D", size)
+    assert done.status == 2 and code in done.err and remedy in done.err and not list(tmp_path.iterdir())
+
+
 # ---- help and usage --------------------------------------------------------------------------------------------------
 
 
@@ -50,7 +90,13 @@ def test_every_verb_of_the_interface_is_there_and_listed() -> None:
     }  # fmt: skip
     text = good("--help").out
     assert all(re.search(rf"^  {verb} +\S", text, re.MULTILINE) for verb in VERBS)
-    assert good().out == text
+
+
+def test_a_call_without_arguments_shows_three_commands() -> None:
+    lines = good().out.splitlines()
+    verbs = [line.split()[1] for line in lines if line.startswith("  ucpl ")]
+    assert verbs == ["convert", "inspect", "export"] and max(map(len, lines)) <= 80
+    assert "ucpl --help" in lines[-1] and ucpl("--debug").status == 2
 
 
 @pytest.mark.parametrize("verb", VERBS)

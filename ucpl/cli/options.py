@@ -58,7 +58,12 @@ def add_model(parser: ArgumentParser, whose: str) -> None:
 
 def add_sizes(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "-D", dest="sizes", action="append", default=[], metavar="NAME=VALUE", help="a size of model or layout"
+        "-D",
+        dest="sizes",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a size of the model, or a parameter of the layout: --to zero3 -D dp=3 is --to 'zero3(dp=3)'; may repeat",
     )
     parser.add_argument(
         "--config",

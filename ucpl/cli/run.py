@@ -50,6 +50,14 @@ _CHECKPOINTS = (
 _MADE = (("apply", "target"), ("convert", "target"))  # and the file that is made there
 _NO_CHECKPOINT = (("vault", "path"),)  # the folder itself, whatever may be read of it
 _OF_THE_CALLER = ("<command line>", "<call>", "<layout>")  # files of labels that are no files
+START = """\
+ucpl converts training checkpoints to other frameworks and numbers of ranks.
+
+  ucpl convert SRC DST --to zero3 -D dp=8   all tensors and states, bit for bit
+  ucpl inspect SRC                          framework, ranks, tensors, problems
+  ucpl export SRC DST                       a folder for from_pretrained
+
+`ucpl demo` converts a shipped checkpoint. `ucpl --help` lists all verbs."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -206,8 +214,11 @@ def _run(before: list[str], rest: list[str], console: Console) -> int:
 
             console.say(f"ucpl {__version__}")
             return Exit.DONE
-        parser.print_help()
-        return Exit.DONE if not before else Exit.WRONG_USAGE
+        if before:
+            parser.print_help()
+            return Exit.WRONG_USAGE
+        console.say(*START.splitlines())
+        return Exit.DONE
     name, arguments = rest[0], rest[1:]
     demand_texts(rest)
     parser.parse(before)

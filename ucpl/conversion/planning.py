@@ -19,7 +19,7 @@ from ucpl.conversion.dropping import shortened
 from ucpl.conversion.logical import placements
 from ucpl.conversion.named_sides import named_sides
 from ucpl.conversion.opening import open_checkpoint
-from ucpl.conversion.requests import Called, Given, called, is_checkpoint, library_of
+from ucpl.conversion.requests import Called, Given, called, is_checkpoint, library_of, with_arguments
 from ucpl.conversion.side import Side
 from ucpl.conversion.sides import sides
 from ucpl.conversion.ties import framework_of
@@ -154,7 +154,7 @@ def _described(asked: Asked, given: Given) -> tuple[Side, Side, Names | None]:
         )
     own = called(source) if source else None
     opened = open_checkpoint(path, own, given) if path is not None else None
-    aimed = called(target)
+    aimed, given = with_arguments(called(target), given) if isinstance(target, str) else (target, given)
     if opened is not None and not given.weights_alone:
         from ucpl.conversion.accounting import demand_an_optimizer
 

@@ -29,6 +29,7 @@ __all__ = [
     "is_checkpoint",
     "library_of",
     "model_named",
+    "with_arguments",
 ]
 
 _NO_PATH = (
@@ -145,6 +146,36 @@ def called(text: str | Called) -> Called:
     except UcplError as error:
         raise _no_layout(text, error) from None
     return Called(library, call)
+
+
+def with_arguments(one: Called, given: Given) -> tuple[Called, Given]:
+    """The call with each -D that is a parameter of its layout, and the other values of -D.
+
+    `zero3` with -D dp=3 is `zero3(dp = 3)`: a call without quotes for the shell. A `let` of that name gets the value itself.
+
+    Raises: UcplError E177 if the call has this argument, too.
+    """
+    from ucpl.conversion.drawn_sizes import lets_of
+    from ucpl.language import nodes
+    from ucpl.layout.scope import literal
+
+    if not given.sizes:
+        return one, given
+    lets = {binding.name for binding in lets_of(one.library)}
+    names = [p.name for p in one.layout.parameters if p.name in given.sizes and p.name not in lets]
+    has = {argument.name for argument in one.call.arguments}
+    twice = next((name for name in names if name in has), None)
+    if twice is not None:
+        fail(
+            "E177",
+            f"-D {twice} is given twice: {one.call.name}({twice} = ...) has a value, too",
+            Label("<command line>", where=f"-D {twice}"),
+            remedy=f"leave out -D {twice}={given.sizes[twice]}, or write {one.call.name} without {twice}",
+        )
+    more = tuple(nodes.Argument(name, literal(given.sizes[name])) for name in names)
+    call = evolve(one.call, arguments=(*one.call.arguments, *more))
+    rest = {name: value for name, value in given.sizes.items() if name not in names}
+    return Called(one.library, call), evolve(given, sizes=rest)
 
 
 def _no_layout(text: str, error: UcplError) -> UcplError:

@@ -9,7 +9,7 @@ from attrs import evolve
 
 from ucpl.conversion.collapsed_rows import folded
 from ucpl.conversion.opening import open_checkpoint
-from ucpl.conversion.requests import Given, called, is_checkpoint
+from ucpl.conversion.requests import Given, called, is_checkpoint, with_arguments
 from ucpl.conversion.side import Side
 from ucpl.conversion.side import located as side_of
 from ucpl.conversion.sides import sides, source_side, target_side
@@ -26,13 +26,15 @@ def shown(layout: str, to: str | None, given: Given, rank: int | None) -> tuple[
 
     rank: only the tensors of this rank are needed. A layout of thousands of ranks then does not enumerate the others.
     """
+    if to is not None:
+        aimed, given = with_arguments(called(to), given)
     if is_checkpoint(layout):
         here = source_side(open_checkpoint(layout), None, evolve(given, model=None, sizes={}, config=None))
-        there = target_side(called(to), here, given) if to is not None else None
+        there = target_side(aimed, here, given) if to is not None else None
         return _of_rank(here, rank), there
     if to is not None:
-        return sides(called(layout), called(to), given)
-    one = called(layout)
+        return sides(called(layout), aimed, given)
+    one, given = with_arguments(called(layout), given)
     here = side_of(one, given, rank=0 if rank is not None else None)
     if rank is not None and 0 < rank < here.layout.ranks:
         here = side_of(one, given, rank=rank)

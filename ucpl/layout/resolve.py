@@ -182,7 +182,7 @@ def _reject_unknown_sizes(sizes: Mapping[str, Value], opened: OpenedLayout) -> N
     open_dims = {d.name for i in opened.model_items if isinstance(i, nodes.Tensor) for d in i.dims if d.name}
     unknown = next((n for n in sizes if n not in scope.bindings and n not in open_dims), None)
     if unknown is not None:
-        close = nearest(unknown, sorted({*scope.bindings, *open_dims}))
+        close = nearest(unknown, sorted({*scope.bindings, *open_dims, *(p.name for p in opened.layout.parameters)}))
         remedy = f"did you mean `{close}`?" if close else f"sizes: {', '.join(sorted(scope.bindings)[:20])}"
         known = [k.node for k in opened.library.known.values() if isinstance(k.node, nodes.Layout)]
         of = next((k for k in (opened.layout, *known) if unknown in {p.name for p in k.parameters}), None)
