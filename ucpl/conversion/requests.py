@@ -149,7 +149,7 @@ def called(text: str | Called) -> Called:
 
 
 def with_arguments(one: Called, given: Given) -> tuple[Called, Given]:
-    """The call with each -D that is a parameter of its layout, and the other values of -D.
+    """Move values of -D for parameters of the layout into its call.
 
     `zero3` with -D dp=3 is `zero3(dp = 3)`: a call without quotes for the shell. A `let` of that name gets the value itself.
 
