@@ -315,7 +315,7 @@ VERBS: dict[str, tuple[tuple[str, ...], list[Option]]] = {
         [*RUN, ("-D", "size"), ("--config", "config"), ("--from", "call"), ("--dry-run", "")],
     ),
     "resume": (("checkpoint",), [*PLANE, ("--ranks", "number"), ("--to", "call")]),
-    "compare": (("checkpoint", "checkpoint"), [*PLANE, ("--as", "call"), ("--with", "call")]),
+    "compare": (("checkpoint", "checkpoint"), [*PLANE, ("-q", ""), ("--as", "call"), ("--with", "call")]),
     "verify": (("checkpoint",), [*PLANE, ("--from", "call")]),
     "roundtrip": (("spec",), [*SIZES, ("--examples", "number"), ("--seed", "number"), ("--model", "name")]),
     "explain": (("code",), []),

@@ -80,6 +80,60 @@ def test_a_wrong_size_of_a_target_is_refused(to: str, size: str, code: str, reme
     assert done.status == 2 and code in done.err and remedy in done.err and not list(tmp_path.iterdir())
 
 
+# ---- quiet, verbose, and the job that loads a target -----------------------------------------------------------------
+
+
+def test_quiet_prints_no_report_and_keeps_the_answer(tmp_path: Path) -> None:
+    line = ("convert", SOURCE, tmp_path / "out", "--to", "zero3(dp=3)", "-q")
+    assert (done := good(*line)).out == "" and done.err == "" and (tmp_path / "out").is_dir()
+    assert good("verify", tmp_path / "out", "-q").out == good("compare", SOURCE, tmp_path / "out", "-q").out == ""
+    other = ucpl("compare", SOURCE, FIXTURES / "z2_dp3_frozen", "-q", "--json")
+    assert not other.json["equal"] and other.status == 1  # --json asks for the answer
+    again = ucpl(*line)
+    assert again.status == 4 and again.out == "" and again.err.startswith("error[E500]")
+
+
+def test_verbose_prints_moves_and_seconds(tmp_path: Path) -> None:
+    line = ("convert", SOURCE, tmp_path / "out", "--to", "zero3(dp=3)", "--force")
+    short, long = good(*line).out.splitlines(), good(*line, "-v").out.splitlines()
+    more = [one.split()[0] for one in long if one.split()[0] not in {s.split()[0] for s in short}]
+    assert {"reads", "writes", "moves", "seconds"} == set(more)
+
+
+@pytest.mark.parametrize(
+    ("to", "job"),
+    [
+        ("zero3(dp=3)", "3 ranks with ZeRO stage 3"),
+        ("zero0(dp=1)", "1 rank without ZeRO"),
+        ("dcp(fsdp=2)", "any number of ranks, with torch.distributed.checkpoint.load"),
+        ("universal()", 'any number of ranks, with "checkpoint": {"load_universal": true} in the config of DeepSpeed'),
+        ("plain()", ""),
+    ],
+)
+def test_the_last_line_names_the_job_that_loads_the_target(to: str, job: str, tmp_path: Path) -> None:
+    target = tmp_path / ("out" if job else "out.pt")
+    last = good("convert", SOURCE, target, "--to", to).out.splitlines()[-1]
+    assert last == f"then          start {job}" if job else last.startswith("next ")
+
+
+def test_jobs_of_model_parallel_targets_name_their_degrees() -> None:
+    from ucpl.registry import format_named
+
+    assert (
+        format_named("deepspeed").job({"stage": 1, "dp": 2, "tp": 4})
+        == "8 ranks with ZeRO stage 1 and dp = 2 and tp = 4"
+    )
+    options = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 4"
+    for name, more in (("megatron_legacy", {}), ("megatron_core", {"optimizer": "dp_reshardable"})):
+        assert format_named(name).job({"tp": 2, "pp": 4, **more}) == f"ranks with {options}"
+
+
+def test_formats_shows_the_parameters_of_its_layouts() -> None:
+    assert "    zero3(dp, tp = 1, pp = 1, bf16 = 0, " in good("formats", "deepspeed").out
+    found = good("formats", "safetensors-shards", "--json").json["formats"][0]
+    assert found["parameters"] == {"safetensors_shards": {"fsdp": None, "tp": "1"}}
+
+
 # ---- help and usage --------------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ucpl.cli.console import bytes_text
-from ucpl.cli.options import add_data_plane, add_json, data_plane
+from ucpl.cli.options import add_data_plane, add_json, add_quiet, data_plane
 from ucpl.errors import Exit, plural
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def arguments(parser: ArgumentParser) -> None:
         "--weights", action="store_true", help="compare weights alone, those of two dtypes in the narrower one"
     )
     add_data_plane(parser)
+    add_quiet(parser)
     add_json(parser)
 
 

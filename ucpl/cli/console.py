@@ -26,7 +26,8 @@ class Console:
     def __init__(self, *, json: bool = False, debug: bool = False) -> None:
         self.json = json
         self.debug = debug
-        self.quiet = False  # another rank answers
+        self.quiet = False  # -q, or another rank answers
+        self.verbose = False  # -v
         self._closed = False
         self._answered = False
         self._lost = ""

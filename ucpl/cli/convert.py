@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING
 
 from ucpl.cli.console import bytes_text
 from ucpl.cli.job import refuse_several
-from ucpl.cli.options import add_changes, add_data_plane, add_json, add_model, add_sizes, given_of, run_options
+from ucpl.cli.options import (
+    add_changes,
+    add_data_plane,
+    add_json,
+    add_model,
+    add_quiet,
+    add_sizes,
+    given_of,
+    run_options,
+)
 from ucpl.cli.report import container_lines, container_object, plan_lines, plan_object, run_lines, run_object
 from ucpl.errors import Exit, called, plural
 from ucpl.storage.resolve_url import resolve_target
@@ -58,6 +67,10 @@ def arguments(parser: ArgumentParser) -> None:
 def add_run(parser: ArgumentParser) -> None:
     """Arguments of verbs that write a target."""
     add_data_plane(parser)
+    add_quiet(parser)
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="print the moves of the plan, and the seconds of each phase"
+    )
     parser.add_argument("--resume", action="store_true", help="resume an interrupted run into the same DST")
     parser.add_argument(
         "--force", action="store_true", help="replace DST; the old one stays until the new one is complete"
@@ -130,7 +143,9 @@ def printer(console: Console, after: Callable[[Path], str] = checking) -> Callab
                     }
                 )
             case Finished(ready, report, target):
-                console.say(*run_lines(report), *_finished_lines(report, target, after(target)))
+                if console.verbose:
+                    console.say(*_moved_lines(ready.plan, report))
+                console.say(*run_lines(report), *_finished_lines(ready.plan, report, target, after(target)))
                 console.answer({**_answer(ready), "written": True, "report": run_object(report)})
 
     return said
@@ -189,8 +204,21 @@ def _estimate(plan: Plan) -> list[str]:
     return [line.replace("estimate   ", "estimate      ", 1) for line in cost_lines(cost, known)[-1:]]
 
 
-def _finished_lines(report: Report, target: Path, after: str) -> list[str]:
-    return [f"done          {target}{_duration(report)}", f"next          {after}"]
+def _moved_lines(plan: Plan, report: Report) -> list[str]:
+    """Moves of a plan, and seconds of each phase."""
+    from ucpl.planning.text import moves_of, reads_of, writes_of
+
+    lines = [reads_of(plan), writes_of(plan), *moves_of(plan)]
+    out = [f"{line[:11].ljust(14)}{line[11:]}" for line in lines]
+    return [*out, "seconds       " + ", ".join(f"{name} {seconds:.3g}" for name, seconds in report.seconds.items())]
+
+
+def _finished_lines(plan: Plan, report: Report, target: Path, after: str) -> list[str]:
+    from ucpl.registry import format_named
+
+    job = format_named(plan.target.framework).job(plan.target.settings)
+    out = [f"done          {target}{_duration(report)}", f"next          {after}"]
+    return out + ([f"then          start {job}"] if job else [])
 
 
 def _duration(report: Report) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ucpl.cli.options import SHOWN, add_json
@@ -30,8 +31,10 @@ def run(options: Namespace, console: Console) -> int:
     chosen = [one for one in every if options.name in (None, one.name)]
     if not chosen:
         _refuse(options.name, [one.name for one in every])
+    calls = parameters_of(chosen[0].layouts) if options.name is not None else {}
     for one in chosen:
         console.say(*_lines(one))
+        console.say(*(f"    {layout}({', '.join(map(_shown, known.items()))})" for layout, known in calls.items()))
         if options.name is not None:
             for row in one.rows:
                 console.say("", row.checkpoint, f"  read        {row.read}", f"  written     {row.written}")
@@ -41,8 +44,31 @@ def run(options: Namespace, console: Console) -> int:
     if options.name is None:
         console.say("", "`ucpl formats NAME` says all of one of them")
     words = {standing.name.lower(): said for standing, said in MEANINGS.items()}
-    console.answer({"formats": [_object(one) for one in chosen], "meanings": words})
+    more = {"parameters": calls} if calls else {}
+    console.answer({"formats": [{**_object(one), **more} for one in chosen], "meanings": words})
     return Exit.DONE
+
+
+def parameters_of(layouts: Sequence[str]) -> dict[str, dict[str, str | None]]:
+    """The parameters of shipped layouts, with their defaults.
+
+    None: the call or the source gives the value.
+    """
+    from ucpl.language import nodes, print_expr
+    from ucpl.layout import load
+
+    library = load()
+    found = {layout: library.layout(layout).node for layout in layouts}
+    return {
+        layout: {p.name: None if p.default is None else print_expr(p.default) for p in node.parameters}
+        for layout, node in found.items()
+        if isinstance(node, nodes.Layout)
+    }
+
+
+def _shown(parameter: tuple[str, str | None]) -> str:
+    name, default = parameter
+    return name if default is None else f"{name} = {default}"
 
 
 def _lines(one: Support) -> list[str]:

@@ -49,7 +49,7 @@ def member(console: Console, wait: int) -> Iterator[ProcessGroup | None]:
     from ucpl.ranks.job import member as joined
 
     with joined(Patience(wait, console.note)) as team:
-        console.quiet = team.rank > 0
+        console.quiet = console.quiet or team.rank > 0
         yield team
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "add_data_plane",
     "add_json",
     "add_model",
+    "add_quiet",
     "add_sizes",
     "data_plane",
     "given_of",
@@ -44,6 +45,12 @@ SHOWN = 60  # characters of an argument that a message repeats
 
 def add_json(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def add_quiet(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "-q", "--quiet", action="store_true", help="print warnings and errors only; the exit status is the answer"
+    )
 
 
 def add_model(parser: ArgumentParser, whose: str) -> None:

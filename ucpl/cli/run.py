@@ -245,6 +245,8 @@ def _run(before: list[str], rest: list[str], console: Console) -> int:
     _common(sub)
     options = sub.parse(arguments)
     _with_urls(name, options, console)
+    console.quiet = getattr(options, "quiet", False) and not console.json
+    console.verbose = getattr(options, "verbose", False)
     status: int = verb.run(options, console)
     return status
 

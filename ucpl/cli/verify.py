@@ -11,7 +11,7 @@ from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
 from ucpl.cli.console import bytes_text, diagnostic_object
-from ucpl.cli.options import add_data_plane, add_json, add_sizes, data_plane, given_of
+from ucpl.cli.options import add_data_plane, add_json, add_quiet, add_sizes, data_plane, given_of
 from ucpl.errors import Exit, plural
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--no-witness", action="store_true", help="do not run the class that a config.json names")
     add_sizes(parser)
     add_data_plane(parser)
+    add_quiet(parser)
     add_json(parser)
 
 

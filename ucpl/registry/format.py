@@ -265,6 +265,13 @@ class Format:
         """True if its files continue a run's loss scaling."""
         return False
 
+    def job(self, settings: Mapping[str, object]) -> str:
+        """Ranks and options of a job that loads a target.
+
+        Empty if a target is not loaded by the ranks of a job.
+        """
+        return ""
+
     def advice(self, source: Checkpoint, structure: Structure) -> tuple[str, ...]:
         """Steps of a user to load a target, besides a plain load."""
         return ()

@@ -63,6 +63,9 @@ class DCPFormat(Format):
 
         return folders_in(root)
 
+    def job(self, settings: Mapping[str, object]) -> str:
+        return "any number of ranks, with torch.distributed.checkpoint.load"
+
     def advice(self, source: Checkpoint, structure: Structure) -> tuple[str, ...]:
         from ucpl.formats.optimizer_hypers import advice
 

@@ -8,6 +8,7 @@ opens a folder: it sends dense model states, layers and experts to their readers
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import TYPE_CHECKING
 
 from ucpl.registry import Format, degree_of
@@ -121,6 +122,14 @@ class DeepSpeedFormat(Format):
     def has_scaler(self, settings: Mapping[str, object]) -> bool:
         return settings.get("stage") != 0
 
+    def job(self, settings: Mapping[str, object]) -> str:
+        degrees = {name: degree_of(settings, name) for name in ("dp", "tp", "pp")}
+        ranks = prod(degrees.values())
+        stage = settings.get("stage")
+        words = [f"{ranks} rank{'s' * (ranks > 1)}", f"with ZeRO stage {stage}" if stage else "without ZeRO"]
+        words += [f"and {name} = {n}" for name, n in degrees.items() if n > 1 and n != ranks]
+        return " ".join(words)
+
     def advice(self, source: Checkpoint, structure: Structure) -> tuple[str, ...]:
         from ucpl.formats.deepspeed.advice import advice
         from ucpl.formats.leaving import objects_advice
@@ -175,6 +184,9 @@ class UniversalFormat(Format):
 
     def has_scaler(self, settings: Mapping[str, object]) -> bool:
         return True
+
+    def job(self, settings: Mapping[str, object]) -> str:
+        return 'any number of ranks, with "checkpoint": {"load_universal": true} in the config of DeepSpeed'
 
     def advice(self, source: Checkpoint, structure: Structure) -> tuple[str, ...]:
         from ucpl.formats.deepspeed.advice import universal_advice

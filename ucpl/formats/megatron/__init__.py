@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ucpl.registry import Format
+from ucpl.registry import Format, degree_of
 
 if TYPE_CHECKING:
     from ucpl.extents import StoredTensor, Structure
@@ -15,6 +15,19 @@ if TYPE_CHECKING:
     from ucpl.layout import Layout
 
 _BUCKETS = "dp_reshardable"  # the optimizer in the buckets of ranks
+
+
+_OPTIONS = {
+    "tp": "--tensor-model-parallel-size",
+    "pp": "--pipeline-model-parallel-size",
+    "ep": "--expert-model-parallel-size",
+}
+
+
+def _options(settings: Mapping[str, object], *names: str) -> str:
+    """Megatron's options for these degrees; those of 1 are its defaults."""
+    said = [f"{_OPTIONS[name]} {degree_of(settings, name)}" for name in names if degree_of(settings, name) > 1]
+    return " ".join(said) or f"{_OPTIONS['tp']} 1"
 
 
 class Megatron(Format):
@@ -79,6 +92,11 @@ class MegatronCoreFormat(Megatron):
 
     def needs_modules(self, settings: Mapping[str, object]) -> bool:
         return settings.get("optimizer") == _BUCKETS
+
+    def job(self, settings: Mapping[str, object]) -> str:
+        if self.needs_modules(settings):
+            return f"ranks with {_options(settings, 'tp', 'pp', 'ep')}"
+        return "any number of ranks, at any tensor and pipeline parallel sizes"
 
     def in_modules(self, checkpoint: Checkpoint) -> Checkpoint:
         from ucpl.formats.megatron.stacks import in_modules
@@ -191,6 +209,9 @@ class MegatronLegacyFormat(Megatron):
         from ucpl.formats.megatron.dealt import target
 
         return target(base, source)
+
+    def job(self, settings: Mapping[str, object]) -> str:
+        return f"ranks with {_options(settings, 'tp', 'pp', 'ep')}"
 
     def value_dropped(self, name: str, settings: Mapping[str, object]) -> str:
         return "tensors without elements are not written into files of ranks" if name == "empty_tensors" else ""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ucpl.registry import Format
+from ucpl.registry import Format, degree_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,6 +35,10 @@ class _Run(Format):
         from ucpl.formats.trainer.writing import Folders
 
         return Folders(self.name).open(path, order)
+
+    def job(self, settings: Mapping[str, object]) -> str:
+        ranks = degree_of(settings, "dp")
+        return f"{ranks} rank{'s' * (ranks > 1)}"
 
     def companions_of(self, root: Path) -> tuple[str, ...]:
         from ucpl.formats.trainer.reading import own_files
