@@ -21,7 +21,7 @@ _GROUP = ("`group` has a name, and its members with commas between them", "group
 
 FORMS: dict[tuple[str, str], tuple[str, str]] = {
     ("c", ""): ("a call has the layout's name and, in parentheses, its arguments", "zero1(dp = 4, tp = 2)"),
-    ("h", ""): ("a file starts with the version of the language", "ucpl 1"),
+    ("h", ""): ("a file starts with the version of the language", "ucpl 2"),
     ("t", ""): (
         "a file has `from`, `let`, `assert`, `model`, `layout` and `plan`; "
         "tensors stand inside the braces of a model or a layout",
