@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ucpl.conversion.ordering import arguments_of, order_of, without_order
+from ucpl.conversion.ordering import arguments_in, arguments_of, order_of, without_order
 from ucpl.conversion.requests import Called, Config, Given, called
 from ucpl.conversion.side import located
 from ucpl.errors import Label, UcplError, fail
@@ -261,7 +261,7 @@ def _read_as(plan: Plan, here: Path) -> Checkpoint:
     from ucpl.formats.opening import open_checkpoint as read
 
     known = format_named(plan.source.framework).reads
-    arguments = {name: value for name, value in plan.source.settings.items() if name in known}
+    arguments = arguments_in(plan.source.framework, plan.source.settings)
     try:
         return read(here, None, arguments)
     except UcplError as error:

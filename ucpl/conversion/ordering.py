@@ -10,6 +10,7 @@ each stage; or a text with one name in each line.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -17,14 +18,14 @@ from attrs import evolve
 
 from ucpl.conversion.requests import Called
 from ucpl.errors import Label, fail
-from ucpl.registry import format_of_layout
+from ucpl.registry import format_named, format_of_layout
 from ucpl.texts import read_text
 
 if TYPE_CHECKING:
-    from ucpl.files.checkpoint import Order
+    from ucpl.files.checkpoint import Checkpoint, Order
     from ucpl.language import nodes
 
-__all__ = ["ARGUMENT", "arguments_of", "order_of", "without_order"]
+__all__ = ["ARGUMENT", "arguments_in", "arguments_of", "is_read", "order_of", "without_order"]
 
 ARGUMENT = "order"
 _MODEL = "model"
@@ -88,6 +89,24 @@ def arguments_of(one: Called | None) -> dict[str, object]:
 
     known = format_of_layout(one.call.name).reads
     return {a.name: Scope().evaluate(a.value) for a in one.call.arguments if a.name is not None and a.name in known}
+
+
+def is_read(one: Called, checkpoint: Checkpoint) -> bool:
+    """Test whether a source's call has only arguments that its reader took.
+
+    Then the checkpoint's metadata describes it.
+    """
+    of, said = format_named(checkpoint.format), arguments_of(one)
+    if one.call.name not in of.layouts or len(said) < len(one.call.arguments) or not said:
+        return False
+    known = checkpoint.state.settings
+    return all(name in known and known[name].value == value for name, value in said.items())
+
+
+def arguments_in(framework: str, settings: Mapping[str, object]) -> dict[str, object]:
+    """Settings of a planned side that its format's reader takes."""
+    known = format_named(framework).reads
+    return {name: value for name, value in settings.items() if name in known}
 
 
 def _listed(path: Path, origin: str) -> tuple[tuple[str, ...], ...]:

@@ -104,6 +104,7 @@ def _look_again(target: Path, plan: Plan, known: Checkpoint | None) -> None:
     Raises: UcplError, E400 for an error of the disk, E609 for hyper-parameters.
     """
     from ucpl.conversion.opening import read_named
+    from ucpl.conversion.ordering import arguments_in
     from ucpl.files.header_watch import reading
     from ucpl.formats.named_files import open_files
     from ucpl.formats.opening import open_checkpoint
@@ -119,7 +120,8 @@ def _look_again(target: Path, plan: Plan, known: Checkpoint | None) -> None:
         if described:
             opened = open_files(target, files)
         else:
-            opened = read_named(target, plan.target.framework, files) or open_checkpoint(target)
+            arguments = arguments_in(plan.target.framework, plan.target.settings)
+            opened = read_named(target, plan.target.framework, files) or open_checkpoint(target, None, arguments)
     written, opened = format_named(plan.target.framework).as_read(plan.target.settings, written, opened)
     fit(written, opened.extents, "target")
     if found := tuple(unlike_hypers(known, opened, "E609") if known is not None else ()):

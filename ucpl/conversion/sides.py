@@ -13,7 +13,7 @@ from ucpl.conversion.changes import Changes
 from ucpl.conversion.dropping import demand_layers, lessened
 from ucpl.conversion.loader_names import for_loader
 from ucpl.conversion.opening import infer, own_layout
-from ucpl.conversion.ordering import without_order
+from ucpl.conversion.ordering import is_read, without_order
 from ucpl.conversion.requests import Called, Given, Inherited
 from ucpl.conversion.side import Side, located
 from ucpl.conversion.source_passes import Opened, config_of, passed
@@ -42,8 +42,10 @@ def source_side(checkpoint: Checkpoint, described: Called | None, given: Given) 
 
     Raises: UcplError E320-E323.
     """
-    given = evolve(given, config=config_of(checkpoint, given.config), sizes=given.sizes if described else {})
     described = without_order(described) if described is not None else None
+    if described is not None and is_read(described, checkpoint):
+        described = None
+    given = evolve(given, config=config_of(checkpoint, given.config), sizes=given.sizes if described else {})
     one = described or own_layout(checkpoint.top, checkpoint.format)
     if one is None:
         found = infer(checkpoint)

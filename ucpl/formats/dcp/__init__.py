@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ucpl.extents import Structure
-    from ucpl.files.checkpoint import Checkpoint, Framework
+    from ucpl.files.checkpoint import Checkpoint, Framework, Order
     from ucpl.inference.parallel import Base, Extended
     from ucpl.layout import Layout
 
@@ -28,6 +28,7 @@ class DCPFormat(Format):
         ("fsdp2", _LAYOUTS),
     )
     settings = ("fsdp", "tp", "masters", "prefix", "states", "flat", "shards", "decoupled_weight_decay")
+    reads = ("prefix", "states")
     forms = ("dcp",)
     has_chunks = True
     has_own_files = True
@@ -43,6 +44,12 @@ class DCPFormat(Format):
         from ucpl.formats.dcp.store import DCP as Store
 
         return Store()
+
+    def open(self, path: Path, order: Order | None, arguments: Mapping[str, object]) -> Checkpoint:
+        from ucpl.formats.dcp.store import DCP as Store
+
+        said = {name: value for name, value in arguments.items() if isinstance(value, str)}
+        return Store().open(path, **said)
 
     def describes(self, checkpoint: Checkpoint) -> bool:
         return True

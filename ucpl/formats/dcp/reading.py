@@ -33,7 +33,7 @@ from ucpl.formats.dcp.cells import CELLS_MAX, boxes_of_runs, edges_of, in_cells,
 from ucpl.formats.dcp.chunks import NO_TENSOR, Chunks, address
 from ucpl.formats.dcp.mesh import mesh_settings
 from ucpl.formats.dcp.metadata import ENVELOPE, METADATA, ByteRange, ChunkedTensor, Metadata
-from ucpl.formats.dcp.roles import Roles
+from ucpl.formats.dcp.roles import ANY, Asked, Roles
 from ucpl.formats.dcp.wrapped import Wrapped, found_in
 from ucpl.formats.leaving import EMPTY, META
 from ucpl.formats.torch_optimizer import EXTRA as OTHERS
@@ -46,12 +46,12 @@ Shape = tuple[int, ...]
 _LEAST = 2  # equal bytes of a tensor with fewer elements are no evidence
 
 
-def opened(path: Path, metadata: Metadata) -> Checkpoint:
+def opened(path: Path, metadata: Metadata, asked: Asked = ANY) -> Checkpoint:
     """Read the headers of all archives.
 
-    Raises: UcplError E455, E457, E460, E521, E522, E524.
+    asked: the model and the optimizer among several. Raises: UcplError E455, E457, E460, E521, E522, E524.
     """
-    metadata, roles, wrapped = found_in(metadata, path)
+    metadata, roles, wrapped = found_in(metadata, path, asked)
     return Opened(path, metadata, roles, Chunks(path, metadata.described), wrapped=wrapped).checkpoint()
 
 

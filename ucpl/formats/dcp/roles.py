@@ -21,7 +21,7 @@ from ucpl.formats.dcp.folders import is_apart
 from ucpl.formats.dcp.metadata import Metadata, Step
 from ucpl.records import frozen
 
-__all__ = ["Roles", "prefix_alone", "roles_of"]
+__all__ = ["ANY", "Asked", "Roles", "prefix_alone", "roles_of"]
 
 _MODELS = ("model", "module", "state_dict", "app")  # names of the model's dict, used if there is no optimizer
 _STATE, _GROUPS = "state", "param_groups"
@@ -34,8 +34,20 @@ _HALVES = (
 )  # Megatron-FSDP saves the gate and the up projection of a SwiGLU apart, and one meta for both
 _LEADS_MAX = 4  # modules around a model
 _LOOKED_AT_MAX = 10_000  # names among which the nearest is looked for
+_NAMED_MAX = 4  # optimizers that a message names
 _ROOTS_MAX = 100  # places of a dict called `param_groups` that are looked at
 _NUMBERED = re.compile(r"(?P<group>[0-9]{1,9})\.(?P<key>.+)", re.DOTALL)
+
+
+@frozen
+class Asked:
+    """The model and the optimizer that a source's call names."""
+
+    prefix: str = ""  # of the model's tensors: "gen."; "": not named
+    states: str = ""  # of the optimizer's states: "opt_gen.state."; "": not named
+
+
+ANY = Asked()
 
 
 @frozen
@@ -51,15 +63,15 @@ class Roles:
     rest: tuple[str, ...] = ()
 
 
-def roles_of(metadata: Metadata, root: Path) -> Roles:
-    """Raises: UcplError E524 where the optimizer's parameters are no tensors here."""
+def roles_of(metadata: Metadata, root: Path, asked: Asked = ANY) -> Roles:
+    """Raises: UcplError E524 if no model, or several, fit the optimizer."""
     try:
-        return _roles_of(metadata, root)
+        return _roles_of(metadata, root, asked)
     except UcplError:
         if not skips_optimizer(*dict.fromkeys(map(_kind_of, filter(_is_optimizer(metadata), metadata.paths)))):
             raise
     is_gone = _is_optimizer(metadata)
-    return _roles_of(metadata.without(is_gone), root)
+    return _roles_of(metadata.without(is_gone), root, asked)
 
 
 def _kind_of(name: str) -> str:
@@ -75,12 +87,12 @@ def _is_optimizer(metadata: Metadata) -> Callable[[str], bool]:
     return lambda name: texts.get(name, name).startswith(heads)
 
 
-def _roles_of(metadata: Metadata, root: Path) -> Roles:
+def _roles_of(metadata: Metadata, root: Path, asked: Asked) -> Roles:
     texts = {name: ".".join(map(str, steps)) for name, steps in metadata.paths.items()}
     tensors = {text: name for name, text in texts.items() if name in metadata.tensors}
-    found = _optimizer(texts, tensors, root, metadata)
+    found = _optimizer(texts, tensors, root, metadata, asked)
     inside = set(found.entries)
-    prefix = found.model if found.states else _prefix_alone(tensors, metadata)
+    prefix = found.model if found.states else _prefix_alone(tensors, metadata, asked)
     trained = {prefix + name for name, _ in found.states}
     tops = {
         metadata.paths[tensors[text]][0] for text in trained
@@ -133,39 +145,78 @@ class _Optimizer:
         return (*self.states.values(), *self.groups.values())
 
 
-def _optimizer(texts: Mapping[str, str], tensors: Mapping[str, str], root: Path, metadata: Metadata) -> _Optimizer:
+def _optimizer(
+    texts: Mapping[str, str], tensors: Mapping[str, str], root: Path, metadata: Metadata, asked: Asked
+) -> _Optimizer:
     """All entries of the dict that has `state` and `param_groups`.
 
     Modules of a model can have these names, too: an optimizer is a dict whose names under `state` are tensors of a
     model. Raises: UcplError E524.
     """
-    refused: tuple[str, str, str] | None = None
+    found: list[_Optimizer] = []
+    refused: list[tuple[str, str, str]] = []
     words = [word for word in (_GROUPS, _METAS) if any(word in text for text in texts.values())]
     roots = dict.fromkeys(
         (r, word) for word in words for text in texts.values() for r in islice(_roots(text, word), _ROOTS_MAX)
     )
     for top, word in sorted(islice(roots, _ROOTS_MAX), key=lambda r: r[0].count(".")):
-        state, groups = f"{top}{_STATE}.", f"{top}{word}."
-        found: dict[tuple[str, str], str] = {}
-        for name, text in texts.items():
-            if text.startswith(state):
-                found[_owned(metadata.paths[name], text, state)] = name
-        if not found or not all(owner and key for owner, key in found):
-            continue
-        for lead in _leads({owner for owner, _ in found}):
-            mine = {(owner.removeprefix(lead), key): name for (owner, key), name in found.items()}
-            fitting, *amiss = _prefixes({owner for owner, _ in mine}, tensors, set(mine.values()))
-            if len(fitting) == 1:
-                of_groups = {
-                    t.removeprefix(groups).removeprefix(lead): name for name, t in texts.items() if t.startswith(groups)
-                }
-                return _Optimizer(state + lead, mine, of_groups, fitting[0], word == _METAS)
-            refused = refused or (amiss[0], amiss[1], state)
-    if refused is not None:
-        described = metadata.describes(next(name for name, text in texts.items() if text.startswith(refused[2])))
-        remedy = refused[1] or _model_next_to(root)
-        fail("E524", refused[0], Label(str(root / described), where=refused[2]), remedy=remedy)
-    return _without_states(texts, _prefix_alone(tensors, metadata))
+        one = _with_states(texts, tensors, metadata, (top, word), asked)
+        if isinstance(one, _Optimizer):
+            found += [one] if all(one.prefix != other.prefix for other in found) else []
+        elif one is not None:
+            refused.append(one)
+    named = [one for one in found if one.prefix == asked.states] or found
+    named = [one for one in named if one.model == asked.prefix] or named
+    if len(named) == 1:
+        return named[0]
+    if named:
+        message, remedy, where = _several(named)
+    elif refused:
+        message, remedy, where = refused[0]
+    else:
+        return _without_states(texts, _prefix_alone(tensors, metadata, asked))
+    described = metadata.describes(next(name for name, text in texts.items() if text.startswith(where)))
+    fail("E524", message, Label(str(root / described), where=where), remedy=remedy or _model_next_to(root))
+
+
+def _with_states(
+    texts: Mapping[str, str], tensors: Mapping[str, str], metadata: Metadata, place: tuple[str, str], asked: Asked
+) -> _Optimizer | tuple[str, str, str] | None:
+    """The optimizer at a place, or a fault.
+
+    A fault comes with a remedy and its place. None: the dict at this place has no states of parameters.
+
+    place: the text before the dict's keys, and the key of its groups.
+    """
+    top, word = place
+    state, groups = f"{top}{_STATE}.", f"{top}{word}."
+    found: dict[tuple[str, str], str] = {}
+    for name, text in texts.items():
+        if text.startswith(state):
+            found[_owned(metadata.paths[name], text, state)] = name
+    if not found or not all(owner and key for owner, key in found):
+        return None
+    refused: tuple[str, str, str] | None = None
+    for lead in _leads({owner for owner, _ in found}):
+        mine = {(owner.removeprefix(lead), key): name for (owner, key), name in found.items()}
+        fitting, *amiss = _prefixes({owner for owner, _ in mine}, tensors, set(mine.values()), top, asked)
+        if len(fitting) == 1:
+            of_groups = {
+                t.removeprefix(groups).removeprefix(lead): name for name, t in texts.items() if t.startswith(groups)
+            }
+            return _Optimizer(state + lead, mine, of_groups, fitting[0], word == _METAS)
+        refused = refused or (amiss[0], amiss[1], state)
+    return refused
+
+
+def _several(found: list[_Optimizer]) -> tuple[str, str, str]:
+    """The fault of several optimizers, a remedy, and its place."""
+    names = ", ".join(f"`{one.prefix}`" for one in found[:_NAMED_MAX])
+    ways = " or ".join(f'--from \'dcp(prefix = "{one.model}", states = "{one.prefix}")\'' for one in found[:_NAMED_MAX])
+    remedy = (
+        f"{ways} reads one as model and optimizer, and carries the others as values; --weights-alone needs no choice"
+    )
+    return f"the folder has {len(found)} optimizers with states of parameters: {names}", remedy, found[0].prefix
 
 
 def _without_states(texts: Mapping[str, str], model: str) -> _Optimizer:
@@ -230,25 +281,31 @@ def _leads(owners: set[str]) -> Iterator[str]:
             yield lead
 
 
-def _prefixes(trained: set[str], tensors: Mapping[str, str], states: set[str]) -> tuple[list[str], str, str]:
+def _prefixes(
+    trained: set[str], tensors: Mapping[str, str], states: set[str], top: str, asked: Asked
+) -> tuple[list[str], str, str]:
     """The prefix of the model's tensors, or a fault and a remedy.
 
-    If several models have the same names, as with averages of weights, the one with the name of a model is used.
+    If several models have the same names, as with averages of weights, the model next to the optimizer (at `top`) is
+    used, then the named one, then the one with the name of a model.
     """
     first = min(trained)
     ends = [text.removesuffix(first) for text, name in tensors.items() if text.endswith(first) and name not in states]
     ends = [p for p in ends if not p or p.endswith(".")]
     fitting = [p for p in ends if all(p + name in tensors for name in trained)]
     if len(fitting) > 1:
-        called = [p for p in fitting if not p or p.split(".")[-2] in _MODELS]
-        if len(called) != 1:
-            names = " and ".join(f"`{p}{first}`" for p in (called or fitting)[:2])
+        near = _nearest(fitting, top)
+        called = [p for p in near if not p or p.split(".")[-2] in _MODELS]
+        chosen = next((some for some in (near, [p for p in near if p == asked.prefix], called) if len(some) == 1), None)
+        chosen = chosen or [p for p in fitting if p == asked.prefix]
+        if len(chosen) != 1:
+            names = " and ".join(f"`{p}{first}`" for p in (called or near)[:2])
             remedy = (
-                f"Call the dict of the model that is trained `{_MODELS[0]}` and the others otherwise,"
-                " or save each model with its own optimizer into a folder of its own."
+                " or ".join(f"--from 'dcp(prefix = \"{p}\")'" for p in near[:_NAMED_MAX] if p)
+                + " names the model that is trained; the others are carried as values"
             )
             return fitting, f"the optimizer has states of `{first}`, and several models have one: {names}", remedy
-        return called, "", ""
+        return chosen, "", ""
     nearest = ends[0] if ends else ""
     missing = next((name for name in sorted(trained) if nearest + name not in tensors), first)
     texts = [text for text, name in islice(tensors.items(), _LOOKED_AT_MAX) if name not in states]
@@ -257,13 +314,26 @@ def _prefixes(trained: set[str], tensors: Mapping[str, str], states: set[str]) -
     return fitting, f"the optimizer has states of `{missing}`, and no tensor of a model is called so{more}", ""
 
 
-def prefix_alone(metadata: Metadata) -> str:
+def _nearest(prefixes: list[str], top: str) -> list[str]:
+    """The prefixes that share the most steps with the optimizer's place."""
+    steps = top.split(".")
+
+    def shared(prefix: str) -> int:
+        return next((n for n, (a, b) in enumerate(zip(prefix.split("."), steps, strict=False)) if a != b), 0)
+
+    most = max(map(shared, prefixes))
+    return [p for p in prefixes if shared(p) == most]
+
+
+def prefix_alone(metadata: Metadata, asked: Asked) -> str:
     """The prefix of the model's tensor names, by dict names alone."""
     texts = {".".join(map(str, steps)): name for name, steps in metadata.paths.items() if name in metadata.tensors}
-    return _prefix_alone(texts, metadata)
+    return _prefix_alone(texts, metadata, asked)
 
 
-def _prefix_alone(tensors: Mapping[str, str], metadata: Metadata) -> str:
+def _prefix_alone(tensors: Mapping[str, str], metadata: Metadata, asked: Asked) -> str:
     """The prefix of the model's tensor names if there is no optimizer."""
+    if asked.prefix and any(text.startswith(asked.prefix) for text in tensors):
+        return asked.prefix
     tops = {str(metadata.paths[name][0]) for name in tensors.values() if len(metadata.paths[name]) > 1}
     return next((f"{top}." for top in _MODELS if top in tops), "")

@@ -44,10 +44,11 @@ class DCP:
         return step_in(path) is not None or (has_chunks(path) and not is_of_megatron(path))
 
     @watched
-    def open(self, path: Path) -> Checkpoint:
+    def open(self, path: Path, prefix: str = "", states: str = "") -> Checkpoint:
         """Read all headers.
 
-        Raises: UcplError E452, E455, E520-E524, and errors of reading files (E400-E427).
+        prefix, states: of the model and the optimizer among several. Raises: UcplError E452, E455, E520-E524, and errors
+        of reading files (E400-E427).
         """
         from ucpl.formats.dcp.flat_ranks import flats_in, opened_flats
         from ucpl.formats.dcp.folders import is_apart, read_folders, step_in
@@ -57,7 +58,7 @@ class DCP:
         from ucpl.formats.dcp.shards import opened_shards, shards_in
 
         if (step := step_in(path)) is not None:
-            return evolve(self.open(step), top=path)
+            return evolve(self.open(step, prefix, states), top=path)
         if shards_in(path):
             return opened_shards(path)
         if ranks_in(path):
@@ -65,8 +66,10 @@ class DCP:
         if flats_in(path):
             return with_masters(opened_flats(path))
         from ucpl.formats.dcp.reading import opened
+        from ucpl.formats.dcp.roles import Asked
 
-        return with_masters(opened(path, read_folders(path) if is_apart(path) else read_metadata(path)))
+        metadata = read_folders(path) if is_apart(path) else read_metadata(path)
+        return with_masters(opened(path, metadata, Asked(prefix, states)))
 
     def skeleton(
         self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None

@@ -17,7 +17,7 @@ from ucpl.files.checkpoint import Checkpoint, Own
 from ucpl.files.wrappers import LOOSE, WRAPPERS, bare
 from ucpl.formats.dcp.metadata import Metadata, Step
 from ucpl.formats.dcp.numbered import with_names
-from ucpl.formats.dcp.roles import Roles, prefix_alone, roles_of
+from ucpl.formats.dcp.roles import ANY, Asked, Roles, prefix_alone, roles_of
 from ucpl.records import frozen
 
 __all__ = ["Wrapped", "found_in", "wrapped_of"]
@@ -61,18 +61,18 @@ def wrapped_of(checkpoint: Checkpoint) -> Wrapped:
     return checkpoint.own if isinstance(checkpoint.own, Wrapped) else Wrapped()
 
 
-def found_in(metadata: Metadata, root: Path) -> tuple[Metadata, Roles, Wrapped]:
+def found_in(metadata: Metadata, root: Path, asked: Asked = ANY) -> tuple[Metadata, Roles, Wrapped]:
     """Roles of the entries, by names without the steps of wrappers.
 
     Numbers of an optimizer have names. Raises: UcplError E446, E524.
     """
     less = _without(metadata, WRAPPERS) or metadata
     try:
-        roles = roles_of(less, root)
+        roles = roles_of(less, root, asked)
     except UcplError:
-        for made, words, numbers in _others(metadata, less, root):
+        for made, words, numbers in _others(metadata, less, root, asked):
             try:
-                roles = roles_of(made, root)
+                roles = roles_of(made, root, asked)
             except UcplError:
                 continue
             return made, roles, _wrapped(roles, made, metadata, words, numbers)
@@ -80,9 +80,11 @@ def found_in(metadata: Metadata, root: Path) -> tuple[Metadata, Roles, Wrapped]:
     return less, roles, _wrapped(roles, less, metadata, WRAPPERS) if less is not metadata else Wrapped()
 
 
-def _others(metadata: Metadata, less: Metadata, root: Path) -> Iterator[tuple[Metadata, Set[str], dict[str, int]]]:
+def _others(
+    metadata: Metadata, less: Metadata, root: Path, asked: Asked
+) -> Iterator[tuple[Metadata, Set[str], dict[str, int]]]:
     """Metadata with names for numbers, and without `module` in names."""
-    named = with_names(less, root, prefix_alone(less))
+    named = with_names(less, root, prefix_alone(less, asked))
     if named is not None:
         yield named[0], WRAPPERS, named[1]
     if (loose := _without(metadata, LOOSE)) is not None:
