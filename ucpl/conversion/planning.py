@@ -26,6 +26,7 @@ from ucpl.conversion.ties import framework_of
 from ucpl.conversion.training import rounded
 from ucpl.conversion.weights import with_weights
 from ucpl.errors import Label, fail
+from ucpl.files.masters import FP32
 from ucpl.files.skipping import ALL, SKIP
 from ucpl.records import frozen
 from ucpl.registry import format_named
@@ -221,7 +222,7 @@ def plan_of(
         "name": name,
         "spec_digest": spec_digest(source, target),
         "layout_text": text,
-        "masters": masters_of(source.placement, dtypes, frozenset(changes.frozen)),
+        "masters": None if FP32 in changes.drop else masters_of(source.placement, dtypes, frozenset(changes.frozen)),
     }
     if opened is None:
         return order(graph, recipe, **parts), None

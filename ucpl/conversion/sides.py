@@ -19,6 +19,8 @@ from ucpl.conversion.side import Side, located
 from ucpl.conversion.source_passes import Opened, config_of, passed
 from ucpl.conversion.ties import framework_of, with_ties
 from ucpl.conversion.training import change_of, in_other_dtype, training_of, typed, wished
+from ucpl.files.masters import FP32
+from ucpl.files.masters import SETTING as MASTER_STATE
 from ucpl.registry import format_named
 
 if TYPE_CHECKING:
@@ -107,7 +109,7 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
         inherited={
             **training_of(source, framework_of(one)),
             **_in_container(source, framework_of(one)),
-            **{name: value for name, value in source.given.inherited.items() if name not in _not_taken(one, source)},
+            **{n: value for n, value in source.given.inherited.items() if n not in _not_taken(one, source, given)},
         },
     )
     given = wished(one, source, given)
@@ -147,15 +149,19 @@ def _in_container(source: Side, framework: str) -> Inherited:
     return {name: (value, container.kind.resumes_by) for name, value in target.settings_in_container.items()}
 
 
-def _not_taken(one: Called, source: Side) -> frozenset[str]:
-    """Settings that a target does not inherit from its source."""
+def _not_taken(one: Called, source: Side, given: Given) -> frozenset[str]:
+    """Settings that a target does not inherit from its source.
+
+    If masters are dropped, their name is one.
+    """
+    own = _OWN_NAMES | {MASTER_STATE} if FP32 in given.drop else _OWN_NAMES
     if source.checkpoint is None:
-        return _OWN_NAMES
+        return own
     of = format_named(source.checkpoint.format)
     is_alike = one.library.chain(one.call.name)[-1].node.name == of.name
     if not of.has_own_mesh:
-        return _OWN_NAMES if is_alike else _OWN_NAMES | of.own_settings
-    return _OWN_NAMES | {"optimizer"} if is_alike else _OWN_NAMES | _OF_A_MESH
+        return own if is_alike else own | of.own_settings
+    return own | {"optimizer"} if is_alike else own | _OF_A_MESH
 
 
 def _own_model(one: Called, source: Side, given: Given) -> nodes.Model | None:

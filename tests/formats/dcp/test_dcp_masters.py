@@ -96,3 +96,26 @@ def test_a_call_can_state_that_there_is_no_master(tmp_path: Path) -> None:
 def test_moments_alone_are_no_masters_and_no_remark(tmp_path: Path) -> None:
     assert open_checkpoint(run_in(tmp_path / "run", torch.bfloat16)).remarks == ()
     assert remarks_of(FIXTURES / "fsdp2_tp_2x2") == ""
+
+
+@pytest.mark.parametrize("target", ["dcp(fsdp = 3)", "plain()", "safetensors()", "torch_file()"])
+def test_dropped_masters_are_neither_written_nor_compared_with_their_weights(target: str, tmp_path: Path) -> None:
+    """The weights were changed on purpose: they are those of the target."""
+    folder = run_in(tmp_path / "run", torch.bfloat16, master=WIDE + 1)
+    call = 'dcp(master_state = "master")'
+    with pytest.raises(ucpl.UcplError, match="E615"):
+        ucpl.convert(folder, tmp_path / "both", target, layout=call)
+    done = ucpl.convert(folder, tmp_path / "made", target, layout=call, drop=["fp32"])
+    assert "fp32 of w: dropped by name" in done.plan.dropped
+    opened = open_checkpoint(tmp_path / "made")
+    assert {state for tensor in opened.state.tensors for state in tensor.states} <= {"exp_avg"}
+    ucpl.convert(tmp_path / "made", tmp_path / "made.pt", "plain()")
+    held = torch.load(tmp_path / "made.pt", weights_only=True)["params"]["w"]
+    assert torch.equal(held["weight"], WIDE.bfloat16())
+
+
+def test_masters_by_their_own_name_are_dropped_from_a_folder_that_shards_them(tmp_path: Path) -> None:
+    ucpl.convert(HSDP, tmp_path / "made", "dcp(fsdp = 2)", drop=["fp32"])
+    wanted = {name: tensor for name, tensor in truth("hsdp_2x2").items() if not name.endswith(".master")}
+    ucpl.convert(tmp_path / "made", tmp_path / "made.pt", "plain()")
+    assert_equal(held_by_plain(tmp_path / "made.pt"), wanted)
