@@ -316,7 +316,7 @@ VERBS: dict[str, tuple[tuple[str, ...], list[Option]]] = {
     ),
     "resume": (("checkpoint",), [*PLANE, ("--ranks", "number"), ("--to", "call")]),
     "compare": (("checkpoint", "checkpoint"), [*PLANE, ("-q", ""), ("--as", "call"), ("--with", "call")]),
-    "verify": (("checkpoint",), [*PLANE, ("--from", "call")]),
+    "verify": (("checkpoint",), [*PLANE, ("--quick", ""), ("--seconds", "number"), ("--from", "call")]),
     "roundtrip": (("spec",), [*SIZES, ("--examples", "number"), ("--seed", "number"), ("--model", "name")]),
     "explain": (("code",), []),
     "formats": (("name",), []),

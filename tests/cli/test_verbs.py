@@ -134,6 +134,35 @@ def test_formats_shows_the_parameters_of_its_layouts() -> None:
     assert found["parameters"] == {"safetensors_shards": {"fsdp": None, "tp": "1"}}
 
 
+# ---- a check after each save -----------------------------------------------------------------------------------------
+
+
+def test_a_quick_check_finds_damage_and_says_what_it_leaves_out(tmp_path: Path) -> None:
+    shutil.copytree(SOURCE, tmp_path / "run")
+    done = good("verify", tmp_path / "run", "--quick")
+    assert done.out.splitlines()[-1] == "sound" and "not compared: copies" in done.out
+    file = max((tmp_path / "run").rglob("*optim_states.pt"), key=lambda path: path.stat().st_size)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    broken = ucpl("verify", tmp_path / "run", "--quick", "--seconds", "60")
+    assert broken.status == 1 and "error[E630]" in broken.err and file.name in broken.err
+
+
+def test_a_quick_check_without_time_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ucpl.cli.verify.SECONDS", -1)
+    done = good("verify", SOURCE, "--quick")
+    assert "with a digest: the time was over at 0.0%" in done.out and done.out.endswith(
+        "sound         as far as it was read\n"
+    )
+
+
+@pytest.mark.parametrize("more", [("--seconds", "3"), ("--quick", "--against", SOURCE), ("--quick", "--seconds", "0")])
+def test_options_of_a_quick_check_that_do_not_fit_are_wrong_usage(more: tuple[str, ...]) -> None:
+    done = ucpl("verify", SOURCE, *more)
+    assert done.status == 2 and done.err.startswith("error[E17") and "= help:" in done.err
+
+
 # ---- help and usage --------------------------------------------------------------------------------------------------
 
 

@@ -45,6 +45,39 @@ def mend(made):
         (made[2] / name).write_bytes(data)
 
 
+def test_a_bounded_time_reads_a_part_and_finds_no_fault_in_the_rest(made, monkeypatch):
+    """A look at the clock takes a second here.
+
+    Small members of both files are read before the tensors.
+    """
+    _, _, out, content = made
+    clean = open_target(out, content)
+    all_of_it = verify_files(clean, memory=MEMORY)
+    try:
+        planted(made, "to_a.pt", clean.extents["to_a.pt", ("a",)].storage_start + 12_345, 3)
+        found = {}
+        for seconds in (1, 8, 1000):
+            now = iter(range(10**6))
+            monkeypatch.setattr("time.monotonic", lambda now=now: next(now))
+            found[seconds] = verify_files(clean, memory=MEMORY, workers=1, seconds=seconds)
+    finally:
+        monkeypatch.undo()
+        mend(made)
+    assert found[1].bytes_read == 0 and found[1].bytes_left == all_of_it.bytes_read and all_of_it.bytes_left == 0
+    assert 0 < found[8].bytes_read < 2000 and not found[8].findings
+    assert found[1000].bytes_left == 0 and {d.code for d in found[1000].findings} == {"E630", "E631"}
+
+
+def test_a_range_that_is_read_in_part_has_no_finding(made, monkeypatch):
+    _, _, out, content = made
+    clean = open_target(out, content)
+    over = iter([False] * 3 + [True] * 10**4)
+    monkeypatch.setattr("ucpl.runtime.verify._is_over", lambda *_: next(over))
+    monkeypatch.setattr("ucpl.runtime.verify._in_turns", lambda ranges: sorted(ranges, key=lambda same: -same[0].size))
+    found = verify_files(clean, memory=MEMORY, workers=1, seconds=9)
+    assert not found.findings and found.bytes_read and found.bytes_left
+
+
 def test_a_flip_in_a_tensor_is_reported_with_its_member_and_its_storage(made):
     """The archive and the manifest name the damaged tensor and its file."""
     _, _, out, content = made

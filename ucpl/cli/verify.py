@@ -11,8 +11,8 @@ from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
 from ucpl.cli.console import bytes_text, diagnostic_object
-from ucpl.cli.options import add_data_plane, add_json, add_quiet, add_sizes, data_plane, given_of
-from ucpl.errors import Exit, plural
+from ucpl.cli.options import add_data_plane, add_json, add_quiet, add_sizes, data_plane, given_of, whole_number
+from ucpl.errors import Exit, Label, fail, plural
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
@@ -20,7 +20,12 @@ if TYPE_CHECKING:
     from ucpl.verification.reference import ReferenceComparison
 
 UNPROVED = "as far as headers show: nothing that was read could have shown a fault"
-EXAMPLE = "ucpl verify runs/on-8\nucpl verify mine --from 'model.ucpl:megatron(tp = 2)' --against theirs"
+SECONDS, SECONDS_MAX = 10, 24 * 3600
+EXAMPLE = """
+ucpl verify runs/on-8
+ucpl verify runs/on-8 --quick --seconds 30
+ucpl verify mine --from 'model.ucpl:megatron(tp = 2)' --against theirs
+"""
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -30,6 +35,12 @@ def arguments(parser: ArgumentParser) -> None:
         "--against", metavar="GENUINE", help="a checkpoint of the framework, to hold it against bit by bit"
     )
     parser.add_argument("--reference", metavar="FOLDER", help="a Hugging Face folder of the same weights, as a witness")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="after a save: headers, sizes, and as many digests as fit into --seconds; compare no values",
+    )
+    parser.add_argument("--seconds", metavar="N", help="of --quick, the time for reading (default 10)")
     parser.add_argument("--no-witness", action="store_true", help="do not run the class that a config.json names")
     add_sizes(parser)
     add_data_plane(parser)
@@ -40,7 +51,7 @@ def arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace, console: Console) -> int:
     from ucpl import api
 
-    given = given_of(options)
+    given, quick = given_of(options), quick_of(options)
     found = api.verify(
         options.checkpoint,
         against=options.against,
@@ -49,6 +60,7 @@ def run(options: Namespace, console: Console) -> int:
         sizes=given.sizes,
         witness=not options.no_witness,
         reference=options.reference,
+        quick=quick,
         **data_plane(options),
     )
     tell(found, console)
@@ -56,6 +68,20 @@ def run(options: Namespace, console: Console) -> int:
         tell_against(found.against, options.against, console)
     console.answer({**verdict_object(found), **against_object(found.against)})
     return Exit.DONE if found else Exit.ANSWER_IS_NO
+
+
+def quick_of(options: Namespace) -> float | None:
+    """The seconds of `--quick`; None without it. Raises: UcplError E171, E173."""
+    if options.seconds is not None and not options.quick:
+        fail("E171", "--seconds is the time of --quick", Label("<command line>", where="--seconds"),
+             remedy=f"write --quick --seconds {options.seconds}")  # fmt: skip
+    if not options.quick:
+        return None
+    for name in ("against", "reference"):
+        if getattr(options, name) is not None:
+            fail("E171", f"--quick compares no values, and --{name} does", Label("<command line>", where=f"--{name}"),
+                 remedy="leave one of the two out")  # fmt: skip
+    return SECONDS if options.seconds is None else whole_number("--seconds", options.seconds, SECONDS_MAX)
 
 
 def tell(found: Verdict, console: Console) -> None:
@@ -69,12 +95,17 @@ def tell(found: Verdict, console: Console) -> None:
         + ("matches, file by file" if files.manifest else "none: this checkpoint was not written by ucpl")
     )
     console.say(f"protected     {files.bytes_protected:,} of {total:,} bytes by a CRC, the manifest or integrity.json")
+    if files.bytes_left:
+        part = files.bytes_read / (files.bytes_read + files.bytes_left)
+        console.say(f"not read      {bytes_text(files.bytes_left)} with a digest: the time was over at {part:.1%}")
     for name, size in files.unprotected.items():
         console.say(f"  bare        {size:,} bytes of {name}")
     for note in found.notes:
         console.say(f"              {note}")
     if found.findings:
         console.say(f"damaged       {plural(len(found.findings), 'finding')}")
+    elif files.bytes_left:
+        console.say("sound         as far as it was read")
     else:
         console.say("sound" if found.is_evidenced else f"sound         {UNPROVED}")
     if found.findings:
@@ -91,6 +122,7 @@ def verdict_object(found: Verdict) -> dict[str, object]:
         "bytes_read": files.bytes_read,
         "bytes_protected": files.bytes_protected,
         "bytes_unprotected": files.bytes_unprotected,
+        "bytes_left": files.bytes_left,
         "bytes_live_max": files.bytes_live_max,
         "manifest": files.manifest,
         "elements_of_copies": found.copied,

@@ -92,6 +92,7 @@ class ToVerify(Beside, DataPlane, total=False):
     layout: str | None  # its own; inferred without it
     witness: bool  # compare with the class of a Hugging Face folder (default: yes, if there is one)
     reference: str | Path | None  # a Hugging Face folder of the same weights
+    quick: float | None  # seconds for reading: as many digests as fit, and no comparison of values
 
 
 def bounds_of(how: DataPlane | ToVerify) -> DataPlane:

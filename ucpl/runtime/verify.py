@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from attrs import field
@@ -47,6 +48,7 @@ class Verified:
     bytes_live_max: int
     manifest: bool
     unprotected: dict[str, int] = field(factory=dict)  # file -> bytes that nothing vouches for
+    bytes_left: int = 0  # with a digest, and not read in the given time
 
     def __bool__(self) -> bool:
         """True if nothing is wrong; unprotected bytes are not covered."""
@@ -66,16 +68,20 @@ class _Span:
     tensors: tuple[str, ...] = ()
 
 
-def verify_files(checkpoint: Checkpoint, *, memory: int = 512 << 20, workers: int = 2) -> Verified:
+def verify_files(
+    checkpoint: Checkpoint, *, memory: int = 512 << 20, workers: int = 2, seconds: float | None = None
+) -> Verified:
     """Check every file that belongs to the checkpoint.
+
+    seconds: the time for reading. Small members of each file are read first; `bytes_left` counts the rest.
 
     Damage is a finding (E630-E633, E635), not an error. Raises: UcplError E400 if the disk cannot list the files.
     """
     with reading(checkpoint.top):
-        return _verified(checkpoint, memory, workers)
+        return _verified(checkpoint, memory, workers, seconds)
 
 
-def _verified(checkpoint: Checkpoint, memory: int, workers: int) -> Verified:
+def _verified(checkpoint: Checkpoint, memory: int, workers: int, seconds: float | None) -> Verified:
     share = share_of(memory, workers)
     budget = Budget(memory)
     findings: list[Diagnostic] = []
@@ -90,6 +96,9 @@ def _verified(checkpoint: Checkpoint, memory: int, workers: int) -> Verified:
         listed.add(name)
     # Spans of one file in a row are one piece of work: the bytes are read once for all digests of a span's range.
     work_items = list(_by_range(listed.spans))
+    until = None if seconds is None else time.monotonic() + seconds
+    if until is not None:
+        work_items = _in_turns(work_items)
     queue = Queue(len(work_items))
     lock = threading.Lock()
     bytes_read = 0
@@ -98,9 +107,9 @@ def _verified(checkpoint: Checkpoint, memory: int, workers: int) -> Verified:
     def work(stop: threading.Event) -> None:
         nonlocal bytes_read
         with Workspace(share, budget) as space:
-            while not stop.is_set() and (i := queue.take()) is not None:
+            while not _is_over(stop, until) and (i := queue.take()) is not None:
                 same = work_items[i]
-                found, size, crc = _check(base, same, space, stop)
+                found, size, crc = _check(base, same, space, lambda: _is_over(stop, until))
                 with lock:
                     findings.extend(found)
                     bytes_read += size
@@ -109,7 +118,8 @@ def _verified(checkpoint: Checkpoint, memory: int, workers: int) -> Verified:
     run_through(queue, work, workers)
     findings += listed.whole_files(seen)
     sums = Sums.of(checkpoint.root)
-    sums.check(lambda: Workspace(share, budget), workers)
+    if until is None:
+        sums.check(lambda: Workspace(share, budget), workers)
     findings += sums.findings
     for name in (*sums.stated, *([INTEGRITY] if sums.stated else [])):
         listed.unprotected.pop((way / name).as_posix(), None)
@@ -117,8 +127,23 @@ def _verified(checkpoint: Checkpoint, memory: int, workers: int) -> Verified:
     total, bare = sum(listed.sizes.values()), sum(listed.unprotected.values())
     return Verified(
         tuple(findings), len(listed.sizes), bytes_read + sums.read, total - bare, bare, budget.live_max, manifest is not None,
-        listed.unprotected,
+        listed.unprotected, sum(same[0].size for same in work_items) - bytes_read,
     )  # fmt: skip
+
+
+def _is_over(stop: threading.Event, until: float | None) -> bool:
+    """True if another thread failed, or the time for reading is over."""
+    return stop.is_set() or (until is not None and time.monotonic() >= until)
+
+
+def _in_turns(ranges: list[list[_Span]]) -> list[list[_Span]]:
+    """Ranges of all files in turn, the smallest of each file first."""
+    turn: dict[str, int] = {}
+    found = []
+    for same in sorted(ranges, key=lambda same: same[0].size):
+        number = turn[same[0].file] = turn.get(same[0].file, -1) + 1
+        found.append((number, same))
+    return [same for _, same in sorted(found, key=lambda one: one[0])]
 
 
 @define(eq=False)
@@ -273,8 +298,13 @@ def _by_range(spans: list[_Span]) -> Iterator[list[_Span]]:
         yield group
 
 
-def _check(base: Path, same: list[_Span], space: Workspace, stop: threading.Event) -> tuple[list[Diagnostic], int, int]:
-    """Read a range once; compare all of its stated digests."""
+def _check(
+    base: Path, same: list[_Span], space: Workspace, is_over: Callable[[], bool]
+) -> tuple[list[Diagnostic], int, int]:
+    """Read a range once; compare all of its stated digests.
+
+    A range whose time is over has no finding.
+    """
     first = same[0]
     path = base / first.file
     step = space.share.tile
@@ -285,7 +315,7 @@ def _check(base: Path, same: list[_Span], space: Workspace, stop: threading.Even
         return [_finding("E633", path, f"{first.file} cannot be read: {error.strerror or error}")], 0, 0
     try:
         remote.want(fd, [(0, os.fstat(fd).st_size)])  # all of it, by many
-        while done < first.size and not stop.is_set():
+        while done < first.size and not is_over():
             want = min(step, first.size - done)
             view = space.tile_view[:want]
             got = disk().read(fd, [view], first.start + done)
@@ -300,7 +330,7 @@ def _check(base: Path, same: list[_Span], space: Workspace, stop: threading.Even
     finally:
         disk().close(fd)
     found = []
-    for span in same:
+    for span in same if done == first.size else ():
         if not span.code:
             continue
         if crc != span.crc:

@@ -40,6 +40,11 @@ WITNESS = (
     " only the framework's own model shows that training resumes"
 )
 
+NOT_COMPARED = (
+    "not compared: copies, weights with masters, sums of integrity.json, the class of a config; `ucpl verify` without --quick"
+    " compares them"
+)
+
 TWINS = "not witnessed: parts of one size, side by side:"
 SAYS = {"agrees": "witnessed by", "contradicts": "contradicted by", "absent": "not witnessed by"}
 
@@ -70,14 +75,20 @@ def verdict(
     asked: EvidenceRequest | None = None,
     memory: int = 512 << 20,
     workers: int = 2,
+    quick: float | None = None,
 ) -> Verdict:
     """Verify an opened and located checkpoint. Its faults are findings, not errors.
 
     asked: which witnesses are called for the spec; None calls none but those that the checkpoint itself is.
+    quick: seconds for reading. Only digests are compared then.
     """
-    files = verify_files(checkpoint, memory=memory, workers=workers)
+    files = verify_files(checkpoint, memory=memory, workers=workers, seconds=quick)
     findings = [*checkpoint.state.issues, *files.findings]
     notes: list[str] = [*checkpoint.notes]
+    if quick is not None:
+        notes += [*_steps(checkpoint), NOT_COMPARED]
+        is_evidenced = bool(files.bytes_read or files.manifest)
+        return Verdict(tuple(findings), files, 0, 0, tuple(n for n in notes if n), is_evidenced=is_evidenced)
     copied = rounded = 0
     copies: Comparison | None = None
     held: Comparison | None = None
