@@ -17,7 +17,7 @@ from ucpl.conversion.one_step import demand_no_drift
 from ucpl.conversion.places import refuse_existing, with_parents
 from ucpl.conversion.running import rehearsed, run
 from ucpl.conversion.staging import clear_made, with_made
-from ucpl.conversion.target_passes import applied, ungrouped
+from ucpl.conversion.target_passes import AfterPasses, applied
 from ucpl.records import frozen
 
 if TYPE_CHECKING:
@@ -83,11 +83,11 @@ def planned(asked: Asked, given: Given) -> Prepared:
 
     here, there, names = described(asked, given)
     here = with_model_files(here, there)
-    made, final = plan_of(here, there, name=asked.name, twice=asked.twice, names=names)
+    made, after = plan_of(here, there, name=asked.name, twice=asked.twice, names=names)
     is_named = given.model is not None and not any(one.called.is_of_any for one in (here, there))
     notes = demand_loadable(made, here, there)
     unread = is_unread((here, there), given)
-    return Prepared(made, here, there, final, notes, config_unread=unread, model_unread=is_named)
+    return Prepared(made, here, there, after, notes, config_unread=unread, model_unread=is_named)
 
 
 def asked_of(source: str | Path, to: str, layout: str | None) -> Asked:
@@ -99,13 +99,13 @@ def asked_of(source: str | Path, to: str, layout: str | None) -> Asked:
     return Asked(described, to, source, called=names, twice=True)
 
 
-def _final(ready: Ready, source: Checkpoint) -> Checkpoint:
-    """The metadata after the target passes, with the checked companion files."""
+def _after_passes(ready: Ready, source: Checkpoint) -> AfterPasses:
+    """The metadata that the passes gave while planning, with the checked companion files."""
     assert ready.prepared is not None
-    final = ready.prepared.final
-    assert final is not None
+    after = ready.prepared.after
+    assert after is not None
     container = source.container.without({*ready.plan.left_out}) if source.container is not None else None
-    return evolve(final, container=container)
+    return evolve(after, final=evolve(after.final, container=container))
 
 
 @frozen(eq=False)
@@ -129,13 +129,13 @@ class Engine:
             ready = self._ready(asked, given, look=True)
             assert ready.checked is not None
             with with_made(ready.checked, self.target, self.how) as source:
-                return self._run(evolve(ready, source=source), _final(ready, source))
+                return self._run(evolve(ready, source=source), _after_passes(ready, source))
 
     def rehearse(self, asked: Asked, given: Given) -> Rehearsed:
         """All steps of `convert` before it writes. Raises: UcplError as `convert`."""
         refuse_existing(self.target, self.how)
         ready = self._ready(asked, given, look=False)
-        sizes = rehearsed(ready.plan, _final(ready, ready.source), self.target, self.how)
+        sizes = rehearsed(ready.plan, _after_passes(ready, ready.source).final, self.target, self.how)
         return self._said(Rehearsed(ready, sizes))
 
     def apply(self, plan: Plan | str | Path, source: Checkpoint | str | Path) -> Finished:
@@ -187,11 +187,10 @@ class Engine:
         if not self.how.get("allow_drift"):
             demand_no_drift(ready.plan, ready.source, bounds_of(self.how), placement)
 
-    def _run(self, ready: Ready, final: Checkpoint) -> Finished:
+    def _run(self, ready: Ready, after: AfterPasses) -> Finished:
         """Write, read back, publish, open once more."""
         own = self.how.get("progress")
         with nullcontext(own) if self.bar is None else self.bar(str(self.target)) as progress:
             how: ToApply = {**self.how, "progress": progress}
-            known = ungrouped(ready.source, ready.plan)
-            report = run(ready.plan, final, self.target, how, self.team, known)
+            report = run(ready.plan, after, self.target, how, self.team)
         return self._said(Finished(ready, report, self.target))

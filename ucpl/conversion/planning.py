@@ -32,6 +32,7 @@ from ucpl.records import frozen
 from ucpl.registry import format_named
 
 if TYPE_CHECKING:
+    from ucpl.conversion.target_passes import AfterPasses
     from ucpl.extents import Key
     from ucpl.files.checkpoint import Checkpoint
     from ucpl.graph import Graph
@@ -74,7 +75,7 @@ class Prepared:
     plan: Plan
     source: Side
     target: Side
-    final: Checkpoint | None = None  # the source with the metadata that the target's writer gets
+    after: AfterPasses | None = None  # the metadata of the target; None: the plan has no checkpoint
     loader: tuple[str, ...] = ()  # notes on messages of the target's loader
     config_unread: bool = False  # a config was given, and no text names a key of it
     model_unread: bool = False  # a model was given, and neither layout is of any
@@ -194,8 +195,8 @@ def make_plan(
 
 def plan_of(
     source: Side, target: Side, *, name: str, twice: bool, names: Names | None
-) -> tuple[Plan, Checkpoint | None]:
-    """The plan, and the metadata for the target's writer.
+) -> tuple[Plan, AfterPasses | None]:
+    """The plan, and the metadata of the target.
 
     Raises: UcplError as `make_plan`.
     """
@@ -228,10 +229,10 @@ def plan_of(
         return order(graph, recipe, **parts), None
     from ucpl.conversion.accounting import account_of, tensors_of
 
-    final, recipe = decided(opened, recipe)
+    after, recipe = decided(opened, recipe)
     parts["account"] = account_of(recipe, tensors_of(graph, graph.dropped), opened)
     parts["unread"] = unread_of(opened.extents, graph.sources.each)
-    return order(graph, recipe, losses=losses_of(opened), replays=replays_of(opened), **parts), final
+    return order(graph, recipe, losses=losses_of(opened), replays=replays_of(opened), **parts), after
 
 
 def _of_tensors(source: Side, target: Side, changes: Changes) -> tuple[str, ...]:

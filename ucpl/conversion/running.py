@@ -14,6 +14,7 @@ from ucpl.storage.resolve_url import get_upload_target
 
 if TYPE_CHECKING:
     from ucpl.conversion.keywords import How
+    from ucpl.conversion.target_passes import AfterPasses
     from ucpl.files.checkpoint import Checkpoint
     from ucpl.planning.plan import Plan
     from ucpl.runtime.counters import Report
@@ -26,16 +27,15 @@ __all__ = ["rehearsed", "run"]
 
 def run(
     plan: Plan,
-    source: Checkpoint,
+    after: AfterPasses,
     target: Path,
     how: How,
     team: ProcessGroup | None = None,
-    known: Checkpoint | None = None,
 ) -> Report:
     """Run a plan, together with other ranks if there is a team.
 
-    source: after the target passes. known: with the groups of the source; each parameter of the target must have their values.
-    Raises: UcplError E600-E607 if the source differs from the source of the plan.
+    Each parameter of the target must have the hyper-parameters that it has in the source. Raises: UcplError E600-E607 if the
+    source differs from the source of the plan.
     """
     from ucpl.conversion.keywords import options_from
     from ucpl.formats.opening import framework
@@ -43,6 +43,7 @@ def run(
     from ucpl.runtime.process_group import ALONE
     from ucpl.verification.blobs import check_equal_blobs
 
+    source, known = after.final, after.ungrouped
     for blob in plan.target.blobs:
         check_equal_blobs(blob.alike, blob.name, source.root)
 
@@ -98,10 +99,10 @@ def rehearsed(plan: Plan, source: Checkpoint, target: Path, how: How) -> TargetS
     return rehearse(plan, source, framework(plan.target.framework), target, options_from(how))
 
 
-def _look_again(target: Path, plan: Plan, known: Checkpoint | None) -> None:
+def _look_again(target: Path, plan: Plan, known: Checkpoint) -> None:
     """Open the written target and check its tensors and hyper-parameters.
 
-    Raises: UcplError, E400 for an error of the disk, E609 for hyper-parameters.
+    known: has the right hyper-parameters. Raises: UcplError, E400 for an error of the disk, E609 for hyper-parameters.
     """
     from ucpl.conversion.opening import read_named
     from ucpl.conversion.ordering import arguments_in
@@ -124,7 +125,7 @@ def _look_again(target: Path, plan: Plan, known: Checkpoint | None) -> None:
             opened = read_named(target, plan.target.framework, files) or open_checkpoint(target, None, arguments)
     written, opened = format_named(plan.target.framework).as_read(plan.target.settings, written, opened)
     fit(written, opened.extents, "target")
-    if found := tuple(unlike_hypers(known, opened, "E609") if known is not None else ()):
+    if found := tuple(unlike_hypers(known, opened, "E609")):
         raise UcplError(*found)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ucpl.files.checkpoint import Checkpoint
     from ucpl.planning.plan import Recipe
 
-__all__ = ["TARGET_PASSES", "TargetPass", "applied", "decided", "ungrouped"]
+__all__ = ["TARGET_PASSES", "AfterPasses", "TargetPass", "applied", "decided"]
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -158,33 +158,35 @@ TARGET_PASSES = (
 )
 
 
-def applied(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
-    """The metadata for the target's writer.
+@record(eq=False)
+class AfterPasses:
+    """A source's metadata after the target passes."""
+
+    final: Checkpoint  # rendered by the target's writer
+    ungrouped: Checkpoint  # before `regroup`: the source's groups, with the target's names
+
+
+def applied(checkpoint: Checkpoint, recipe: Recipe) -> AfterPasses:
+    """The metadata for the target of a finished recipe.
 
     Raises: UcplError E328, E337, E482, E483.
     """
+    before = checkpoint
     for each in TARGET_PASSES:
-        checkpoint = each.apply(checkpoint, recipe)
-    return checkpoint
+        before, checkpoint = checkpoint, each.apply(checkpoint, recipe)
+    return AfterPasses(checkpoint, as_called(before, recipe))
 
 
-def ungrouped(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
-    """The metadata before `regroup`: the source's groups, with the target's names."""
-    for each in TARGET_PASSES[:-1]:
-        checkpoint = each.apply(checkpoint, recipe)
-    return as_called(checkpoint, recipe)
-
-
-def decided(checkpoint: Checkpoint, recipe: Recipe) -> tuple[Checkpoint, Recipe]:
-    """The metadata for the target's writer, and the finished recipe.
+def decided(checkpoint: Checkpoint, recipe: Recipe) -> tuple[AfterPasses, Recipe]:
+    """The metadata for the target, and the finished recipe.
 
     It has the passes that change something. Raises: UcplError as `applied`.
     """
     from ucpl.planning.plan import Passed
 
-    did = []
+    did, before = [], checkpoint
     for each in TARGET_PASSES:
         recipe = each.decide(checkpoint, recipe)
         did += [Passed(each.name, text) for text in each.did(checkpoint, recipe)]
-        checkpoint = each.apply(checkpoint, recipe)
-    return checkpoint, evolve(recipe, passes=(*recipe.passes, *did))
+        before, checkpoint = checkpoint, each.apply(checkpoint, recipe)
+    return AfterPasses(checkpoint, as_called(before, recipe)), evolve(recipe, passes=(*recipe.passes, *did))
