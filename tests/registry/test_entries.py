@@ -86,6 +86,21 @@ def test_an_unknown_name_is_a_format_without_flags() -> None:
     assert not format_named("").has_tensors_alone and not format_named("").has_optimizer
 
 
+@pytest.mark.parametrize(
+    ("source", "target", "left"),
+    [
+        ("megatron_legacy", "megatron_legacy", {"optimizer"}),
+        ("megatron_legacy", "deepspeed", {"optimizer", "tp", "pp", "ep", "vpp"}),
+        ("torch_file", "torch_file", set()),
+        ("torch_file", "plain", {"optimizer_file", "model", "optimizer", "scheduler", "wrap"}),
+        ("deepspeed", "dcp", set()),
+        ("", "dcp", set()),
+    ],
+)
+def test_a_target_takes_over_what_its_record_says(source: str, target: str, left: set[str]) -> None:
+    assert format_named(source).not_inherited(format_named(target)) == {"file", "weights", "full", *left}
+
+
 def test_no_other_code_has_a_formats_name() -> None:
     found = set()
     for path in sorted(UCPL.rglob("*.py")):

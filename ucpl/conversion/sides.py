@@ -31,11 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["sides", "source_side", "target_side"]
 
-# A target does not inherit its file name, its choice of weights or its form from the source.
-_OWN_NAMES = frozenset({"file", "weights", "full"})
-# Settings of a Megatron mesh: a target of another framework has its own ranks.
-_OF_A_MESH = frozenset({"tp", "pp", "ep", "vpp", "optimizer"})
-
 
 def source_side(checkpoint: Checkpoint, described: Called | None, given: Given) -> Side:
     """The source of a conversion, inferred or described by a spec.
@@ -102,6 +97,10 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
         model = changed_model(model, changes)
     if model is not None and given.model is None and source.checkpoint is not None and not source.called.is_of_any:
         model = typed(model, source)
+    of = format_named(source.checkpoint.format if source.checkpoint is not None else "")
+    left = of.not_inherited(one.format)
+    if FP32 in given.drop:
+        left |= {MASTER_STATE}
     given = evolve(
         given,
         model=model,
@@ -109,7 +108,7 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
         inherited={
             **training_of(source, framework_of(one)),
             **_in_container(source, framework_of(one)),
-            **{n: value for n, value in source.given.inherited.items() if n not in _not_taken(one, source, given)},
+            **{name: value for name, value in source.given.inherited.items() if name not in left},
         },
     )
     given = wished(one, source, given)
@@ -147,21 +146,6 @@ def _in_container(source: Side, framework: str) -> Inherited:
     if container is None or not container.kind.holds(target):
         return {}
     return {name: (value, container.kind.resumes_by) for name, value in target.settings_in_container.items()}
-
-
-def _not_taken(one: Called, source: Side, given: Given) -> frozenset[str]:
-    """Settings that a target does not inherit from its source.
-
-    If masters are dropped, their name is one.
-    """
-    own = _OWN_NAMES | {MASTER_STATE} if FP32 in given.drop else _OWN_NAMES
-    if source.checkpoint is None:
-        return own
-    of = format_named(source.checkpoint.format)
-    is_alike = one.library.chain(one.call.name)[-1].node.name == of.name
-    if not of.has_own_mesh:
-        return own if is_alike else own | of.own_settings
-    return own | {"optimizer"} if is_alike else own | _OF_A_MESH
 
 
 def _own_model(one: Called, source: Side, given: Given) -> nodes.Model | None:

@@ -93,8 +93,8 @@ class Format:
     """Any number of ranks loads it; it states none."""
     own_settings: ClassVar[frozenset[str]] = frozenset()
     """Settings that a target of another format does not take over."""
-    has_own_mesh: ClassVar[bool] = False
-    """A target of another format does not take over its degrees and stages."""
+    chosen_settings: ClassVar[frozenset[str]] = frozenset(("file", "weights", "full"))
+    """Settings that no target takes over: the name of a file, a choice of weights, a form."""
     is_of_iterations: ClassVar[bool] = False
     """Its files count the iteration that the folder's name has, too."""
     has_shifted_masters: ClassVar[bool] = False
@@ -111,6 +111,10 @@ class Format:
     """Settings of a target in the folder of a training framework that finds it by fixed names."""
     file_format: ClassVar[str] = ""
     """The format under whose names its files can be opened as they are stored; none: its own."""
+
+    def not_inherited(self, target: Format) -> frozenset[str]:
+        """Settings of a source that a target of this format does not take over."""
+        return self.chosen_settings if target is self else self.chosen_settings | self.own_settings
 
     reads: ClassVar[tuple[str, ...]] = ()
     """Arguments of a source's call that its reader takes. "order": an order of parameters, too."""

@@ -175,7 +175,8 @@ class MegatronLegacyFormat(Megatron):
     settings = ("tp", "pp", "ep", "vpp", "bf16", "fp16", "optimizer")
     forms = ("torch",)
     kept_values = frozenset(("global_steps", "megatron_rng", "megatron_optimizer"))
-    has_own_mesh = True
+    own_settings = frozenset(("tp", "pp", "ep", "vpp"))  # a target of another format has its own ranks
+    chosen_settings = Format.chosen_settings | {"optimizer"}
 
     def store(self) -> Framework:
         from ucpl.formats.megatron.legacy import MegatronLegacy as Store
