@@ -17,7 +17,8 @@ from ucpl.installed import entry_points as installed_points
 from ucpl.registry import Format, entries, format_named, format_of_layout, formats
 
 UCPL = Path(entries.__file__).parents[1]
-# Words that are a format's name and something else, too: the form `dcp` of files, and the package of an optimizer's class.
+# Words that are a format's name and something else, too: the form `dcp` of files, the package of an optimizer's class, the name
+# of a folder, and the kind of a container.
 OTHERS = {
     ("graph/side.py", "dcp"),
     ("placement/chunk_begins.py", "dcp"),
@@ -28,6 +29,9 @@ OTHERS = {
     ("live/tensors.py", "plain"),
     ("vault/files.py", "torch_file"),
     ("planning/parsed.py", "plain"),
+    ("conversion/exporting.py", "huggingface"),
+    ("formats/folders/trainer.py", "trainer"),
+    ("formats/folders/accelerate.py", "accelerate"),
 }
 
 
@@ -101,20 +105,72 @@ def test_a_target_takes_over_what_its_record_says(source: str, target: str, left
     assert format_named(source).not_inherited(format_named(target)) == {"file", "weights", "full", *left}
 
 
-def test_no_other_code_has_a_formats_name() -> None:
+def homes() -> dict[str, str]:
+    """The folder of each format, by its name."""
+    return {name: type(one).__module__.removeprefix("ucpl.").replace(".", "/") + "/" for name, one in formats().items()}
+
+
+def names_in(path: str, tree: ast.AST) -> set[tuple[str, str]]:
+    """Names of formats in a module outside their folders.
+
+    A record may name another format. `torch` is also the name of a package.
+    """
+    known = {name for name, home in homes().items() if not path.startswith(home)} - {"torch"}
+    found = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return {(path, name) for name in found & known if path not in {f"{home}__init__.py" for home in homes().values()}}
+
+
+def compared_in(path: str, tree: ast.AST) -> set[tuple[str, str]]:
+    """Names with which a module compares a format, outside the folder of that format."""
     found = set()
-    for path in sorted(UCPL.rglob("*.py")):
-        name = path.relative_to(UCPL).as_posix()
-        if name.startswith("formats/"):
+    values = {one.targets[0].id: one.value for one in ast.walk(tree)
+              if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name)}  # fmt: skip
+    for node in ast.walk(tree):
+        sides: list[ast.expr] = []
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+        elif isinstance(node, ast.Match):
+            patterns = [one for case in node.cases for one in ast.walk(case.pattern)]
+            sides = [node.subject, *(one.value for one in patterns if isinstance(one, ast.MatchValue))]
+        asked = {one.attr if isinstance(one, ast.Attribute) else one.id for side in sides for one in ast.walk(side)
+                 if isinstance(one, ast.Attribute | ast.Name)}  # fmt: skip
+        if not asked & {"format", "framework"}:
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if (
-                isinstance(node, ast.Constant)
-                and isinstance(node.value, str)
-                and node.value in {*formats()} - {"torch"}
-            ):
-                found.add((name, node.value))
-    assert found == OTHERS
+        sides += [values[name] for name in asked & values.keys()]
+        for one in (one for side in sides for one in ast.walk(side) if isinstance(one, ast.Constant)):
+            if isinstance(one.value, str) and one.value in homes() and not path.startswith(homes()[one.value]):
+                found.add((path, one.value))
+    return found
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(UCPL.rglob("*.py")):
+        yield path.relative_to(UCPL).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def test_no_other_code_has_a_formats_name() -> None:
+    assert {found for path, tree in modules() for found in names_in(path, tree)} == OTHERS
+
+
+def test_no_other_code_compares_the_name_of_a_format() -> None:
+    """A flag of the record answers the question."""
+    assert {found for path, tree in modules() for found in compared_in(path, tree)} == set()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "if source.format == 'deepspeed': pass",
+        "if source.format not in ('deepspeed', 'universal'): pass",
+        "if 'torch' != one.checkpoint.framework: pass",
+        "if framework in {'torch', ''}: pass",
+        "_SPEC = ('', 'torch')\nif framework not in _SPEC: pass",
+        "match source.format:\n    case 'torch' | 'dcp': pass",
+    ],
+)
+def test_no_comparison_of_a_format_is_passed_over(line: str) -> None:
+    assert compared_in("formats/megatron/reading.py", ast.parse(line))
+    assert not compared_in("formats/megatron/reading.py", ast.parse("if source.format == 'megatron_core': pass"))
 
 
 def test_no_other_code_imports_the_code_of_one_format() -> None:

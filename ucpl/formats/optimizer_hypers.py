@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ucpl.errors import Label, fail
 from ucpl.files.groups import Hyper
 from ucpl.formats.leaving import empty_tensors
+from ucpl.registry import format_named
 
 if TYPE_CHECKING:
     from ucpl.extents import Structure
@@ -69,8 +70,8 @@ def advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
 
 
 def _of_empty(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
-    """Parameters without elements whose group DeepSpeed's files do not say."""
-    if source.format not in ("deepspeed", "universal") or len(structure.groups) == 1:
+    """Parameters without elements whose group the source's files do not state."""
+    if not format_named(source.format).omits_empty_states or len(structure.groups) == 1:
         return ()
     found = [name for name, one in empty_tensors(source.state, source.root).items() if not one.buffer]
     if not found:

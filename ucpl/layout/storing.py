@@ -522,7 +522,6 @@ def derived_of(items: Iterable[nodes.LayoutItem], scope: Scope) -> tuple[Derivat
 # ---- blobs -----------------------------------------------------------------------------------------------------------
 
 _ACTING = ("in", "as", "at", "when")
-_DESCRIBED = ("", "torch")  # frameworks whose files hold the layout's tensors, and nothing else
 
 
 def blobs_of(items: Iterable[nodes.LayoutItem], ground: Ground) -> tuple[BlobRule, ...]:
@@ -566,7 +565,7 @@ def check_carried(blobs: Iterable[BlobRule], framework: str, files: Mapping[str,
     Raises UcplError E237 if a framework's store does so without help, or if a file cannot.
     """
     for blob in blobs:
-        if framework not in _DESCRIBED:
+        if framework and not format_named(framework).is_of_a_spec:  # other files have only the layout's tensors
             fail(
                 "E237",
                 f"`blob {blob.name}` in a layout of framework {framework}(), whose store has data that is no tensor",

@@ -87,6 +87,8 @@ class Format:
     """A job loads it by the names of its own modules."""
     has_engine: ClassVar[bool] = False
     """An engine wraps the optimizer: it holds parameters in the order of registration, ties once, and flags of the dtype."""
+    omits_empty_states: ClassVar[bool] = False
+    """Its files have no states and no group of parameters without elements, which its optimizer may train."""
     has_training_dtype: ClassVar[bool] = False
     """The dtypes of weights and masters alone state in which dtype the run trains."""
     is_of_any_ranks: ClassVar[bool] = False

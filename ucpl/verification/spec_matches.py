@@ -20,6 +20,7 @@ from ucpl.layout.scope import at
 from ucpl.layout.templates import Hole, Template, render, varies
 from ucpl.placement import Part, Placement
 from ucpl.records import frozen
+from ucpl.registry import format_named
 from ucpl.verification.blobs import missing
 
 SHOWN = 8  # findings of one kind that are listed
@@ -148,13 +149,12 @@ def demand(placement: Placement, checkpoint: Checkpoint) -> None:
 
 # --- Files of more ranks than the layout has ------------------------------------------------------------------------
 
-SPEC_ALONE = "torch"  # the framework of files that only a spec describes; the others count their ranks themselves
 RANKS_MAX = 1 << 16  # names that are made; more are not checked
 
 
 def _left_over(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
     """E398: a file name with a coordinate that no rank has."""
-    if checkpoint.format != SPEC_ALONE or not checkpoint.root.is_dir():
+    if not format_named(checkpoint.format).is_of_a_spec or not checkpoint.root.is_dir():  # others count their ranks
         return []
     layout = placement.layout
     degrees = {axis: n for mesh in layout.meshes for axis, n in zip(mesh.axes, mesh.degrees, strict=True)}

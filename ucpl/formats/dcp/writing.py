@@ -334,11 +334,11 @@ class DCPWriter:
     def empty_ones(self) -> dict[str, Empty]:
         """Tensors without elements, with their optimizer states.
 
-        DeepSpeed's files do not have these states. In a job of one group they are those of the other parameters, and
+        Some formats do not store these states. In a job of one group they are those of the other parameters, and
         their step.
         """
         found = empty_tensors(self.source.state, self.source.root)
-        if self.source.format not in ("deepspeed", "universal") or len(self.structure.groups) != 1:
+        if not format_named(self.source.format).omits_empty_states or len(self.structure.groups) != 1:
             return found
         trained = [t for t in self.structure.tensors if t.states]
         counted = {"fp32", *self.source.state.scalars}

@@ -66,6 +66,7 @@ class DeepSpeedFormat(Format):
     has_groups_of_weights = True
     has_names_of_modules = True
     has_engine = True
+    omits_empty_states = True
 
     def store(self) -> Framework:
         from ucpl.formats.deepspeed.store import DeepSpeed as Store
@@ -153,6 +154,7 @@ class UniversalFormat(Format):
     has_groups_of_weights = True
     has_names_of_modules = True
     has_engine = True
+    omits_empty_states = True
     is_of_any_ranks = True
     kept_values = VALUES
 

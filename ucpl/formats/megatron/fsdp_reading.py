@@ -101,7 +101,7 @@ def opened(step: Step) -> Checkpoint:
             held.state,
             tensors=_tensors(held, places, trained, dtype),
             aliases={},
-            framework=NAME if held.state.framework == "dcp" else held.state.framework,
+            framework=NAME if held.state.framework == held.format else held.state.framework,
             settings=more,
             groups=_groups(held, places, numbers),
             scalars=scalars,
