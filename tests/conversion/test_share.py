@@ -11,11 +11,13 @@ import pytest
 
 from tests.cli.command import FIXTURES
 from tests.laws import moves as mv
+from ucpl.conversion import share
 from ucpl.conversion.engine import planned
-from ucpl.conversion.planning import Asked, statement
+from ucpl.conversion.planning import Asked, described, statement
 from ucpl.conversion.requests import Given
 from ucpl.conversion.share import share_of
 from ucpl.errors import UcplError
+from ucpl.vault.layout_writer import LayoutWriter
 
 SOURCE = str(FIXTURES / "z1_dp4")
 SPECS = Path(__file__).parents[2] / "benchmarks"
@@ -51,6 +53,24 @@ def test_nor_is_that_of_a_statement() -> None:
     here, there = (f"{SPECS / 'moe.ucpl'}:{text}" for text in (made.plan.source_call, made.plan.target_call))
     again = share_of(Asked(here, there), Given(), 1999)
     assert [str(node) for node in made.plan.nodes] == [str(node) for node in again.plan.nodes]
+
+
+def test_a_writer_of_a_layout_describes_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check of all ranks and one rank's share use one description."""
+    calls: list[object] = []
+
+    def counted(*given: object) -> object:
+        calls.append(given)
+        return described(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(share, "described", counted)
+    (tmp_path / "own.ucpl").write_text(
+        "ucpl 2\nlet high = 4, wide = 2\nmodel m {\n  a : high wide\n  dtype f32\n}\n"
+        "layout own(dp) of m {\n  framework torch()\n  mesh dp\n"
+        '  file weights = torch "part_{dp}.pt"\n  a = high@dp wide  as "a"\n}\n'
+    )
+    made = LayoutWriter.of(f"{tmp_path / 'own.ucpl'}:own(dp=2)", 1)
+    assert {text: tensor.shape for text, tensor in made.wanted.items()} == {"a": (2, 2)} and len(calls) == 1
 
 
 def test_a_rank_that_is_not_there() -> None:

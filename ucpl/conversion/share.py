@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ucpl.placement import Placement
     from ucpl.planning.plan import Plan
 
-__all__ = ["Share", "demand_rank", "has_live_rows", "share_of"]
+__all__ = ["Share", "Shares", "demand_rank", "has_live_rows", "share_of", "shares_of"]
 
 
 @frozen(eq=False)
@@ -42,20 +42,43 @@ class Share:
     target: Side
 
 
-def share_of(asked: Asked, given: Given, rank: int) -> Share:
-    """Plan one target rank's share, without the plan of all ranks.
+@frozen(eq=False)
+class Shares:
+    """Both sides of a plan, described once for the shares of its ranks."""
 
-    The share has moves only. It omits facts of the complete target: blobs, masters to compare, the closed layout. Tensors of
-    the source outside the share are not checked.
+    asked: Asked
+    source: Side
+    target: Side
+    names: Names | None
+    of_specs: bool  # no checkpoint and no changes by name: the source is placed anew where a share overlaps it
 
-    Raises: UcplError as `engine.planned`; E180 if there is no such rank.
+    def of(self, rank: int) -> Share:
+        """Plan one target rank's share, without the plan of all ranks.
+
+        The share has moves only. It omits facts of the complete target: blobs, masters to compare, the closed layout. Tensors
+        of the source outside the share are not checked.
+
+        Raises: UcplError as `engine.planned`; E180 if there is no such rank.
+        """
+        demand_rank(rank, self.target.layout)
+        return _share(self, rank)
+
+
+def shares_of(asked: Asked, given: Given, *, checked: bool = False) -> Shares:
+    """Describe both sides of a plan.
+
+    checked: place both sides for all ranks, too, which finds faults between ranks of a spec. Raises: UcplError.
     """
     source_text = asked.source if isinstance(asked.source, str) else ""
     is_apart = asked.source is not None and not is_checkpoint(source_text) and asked.checkpoint is None
-    is_bare = is_apart and not (asked.called or given.drop or given.freeze or given.train)
-    source, target, names = described(asked, evolve(given, bare=is_bare and not _is_named(asked)))
-    demand_rank(rank, target.layout)
-    return Share(rank, *_made(asked, (source, target), names, rank))
+    of_specs = is_apart and not (asked.called or given.drop or given.freeze or given.train or _is_named(asked))
+    source, target, names = described(asked, evolve(given, bare=of_specs and not checked))
+    return Shares(asked, source, target, names, of_specs)
+
+
+def share_of(asked: Asked, given: Given, rank: int) -> Share:
+    """Plan one target rank's share, see `Shares.of`."""
+    return shares_of(asked, given).of(rank)
 
 
 def demand_rank(rank: int, layout: Layout) -> None:
@@ -75,17 +98,17 @@ def _is_named(asked: Asked) -> bool:
     return any(isinstance(text, str) and split_names(text)[1] is not None for text in (asked.source, asked.target))
 
 
-def _made(asked: Asked, sides: tuple[Side, Side], names: Names | None, rank: int) -> tuple[Plan, Side, Side]:
+def _share(shares: Shares, rank: int) -> Share:
     from ucpl.graph import build
     from ucpl.graph.build import RankShare as OfOne
     from ucpl.placement import locate
     from ucpl.placement.rank_ranges import Wanted
     from ucpl.planning import order, recipe_of
 
-    whole = sides
-    target = evolve(sides[1], placement=locate(sides[1].layout, rank=rank))
-    source = sides[0]
-    if source.given.bare:
+    whole, names = (shares.source, shares.target), shares.names
+    source = shares.source
+    target = evolve(shares.target, placement=locate(shares.target.layout, rank=rank))
+    if shares.of_specs:
         source = evolve(source, placement=locate(source.layout, wanted=Wanted.of(target.placement)))
     here, there, said = _seen(source, target, names)
     live: tuple[Placement, Placement] | None = None
@@ -105,8 +128,8 @@ def _made(asked: Asked, sides: tuple[Side, Side], names: Names | None, rank: int
     )
     alone = recipe_of(graph)
     recipe = evolve(alone, derived=said + alone.derived)
-    made = order(graph, recipe, name=asked.name, spec_digest=spec_digest(source, target), rank=rank)
-    return made, source, target
+    made = order(graph, recipe, name=shares.asked.name, spec_digest=spec_digest(source, target), rank=rank)
+    return Share(rank, made, source, target)
 
 
 def _seen(source: Side, target: Side, names: Names | None) -> tuple[Placement, Placement, tuple[str, ...]]:

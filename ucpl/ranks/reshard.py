@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 
 from ucpl.conversion.keywords import given_from
-from ucpl.conversion.planning import Asked, closed_text, described
+from ucpl.conversion.planning import Asked, closed_text
 from ucpl.conversion.requests import model_named
-from ucpl.conversion.share import share_of
+from ucpl.conversion.share import shares_of
 from ucpl.errors import Label, fail
 from ucpl.extents import Key, key_text
 from ucpl.live.agreement import Ranks
@@ -140,8 +140,8 @@ class _Work:
         given: Given = given_from(
             {"config": beside.get("config"), "sizes": beside.get("sizes")}, model_named(model) if model else None
         )
-        asked = Asked(*calls)
-        here, there, _ = described(asked, given)
+        shares = shares_of(Asked(*calls), given, checked=True)
+        here, there = shares.source, shares.target
         marks: dict[str, object] = {
             "layout of the source": sha256(closed_text(here).encode()).hexdigest(),
             "layout of the target": sha256(closed_text(there).encode()).hexdigest(),
@@ -161,7 +161,7 @@ class _Work:
         sources = _given(state, holds, here.layout.call)
         if rank >= max(1, there.layout.ranks):
             return cls(None, sources, marks)
-        plan = share_of(asked, given, rank).plan
+        plan = shares.of(rank).plan
         work = cls(plan, sources, marks)
         device = next((t.device for t in sources.values()), torch.device("cpu"))
         # No move shows the type of a tensor without elements on this rank.

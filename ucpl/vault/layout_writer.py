@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ucpl.conversion.planning import Asked, closed_text, described
+from ucpl.conversion.planning import Asked, closed_text
 from ucpl.conversion.requests import Given
-from ucpl.conversion.share import share_of
+from ucpl.conversion.share import shares_of
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Key, StoredTensor, key_text
 from ucpl.files.safetensors_files import layout_safetensors_file
@@ -50,14 +50,14 @@ class LayoutWriter:
 
         Raises: UcplError E640, E693, and all errors of planning.
         """
-        request = Asked(call, call)
-        here, _, _ = described(request, Given())
+        shares = shares_of(Asked(call, call), Given(), checked=True)
+        here = shares.source
         if not format_named(here.layout.framework).is_of_a_spec:
             what = f"{call} is a layout of {here.layout.framework}(), whose files contain more than tensors by keys"
             remedy = "give a layout of framework torch(), or the engine or module itself"
             fail("E693", what, Label(call), remedy=remedy)
         wanted: dict[str, StoredTensor] = {}
-        for tensor in share_of(request, Given(), rank).plan.targets:
+        for tensor in shares.of(rank).plan.targets:
             text = key_text(tensor.key)
             if text in wanted:
                 what = f"two tensors of a rank have the key {text}, in {wanted[text].file} and {tensor.file}"
