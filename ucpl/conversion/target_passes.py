@@ -1,7 +1,7 @@
 """Target passes: from the source's metadata to the target's.
 
 A plan has their parameters (`Recipe`), so that `apply` runs them on the source of that time. Not here: the bytes of tensors,
-which the graph of the plan moves.
+which the graph of the plan moves, and their dtypes (module `training`).
 """
 
 from __future__ import annotations

@@ -6,6 +6,9 @@ weights are masters rounded once, whatever their dtype was before; masters and m
 a master (frozen parameters, weights alone) are cast themselves. All changes are reported as derived.
 
 Buffers keep their types: DeepSpeed casts parameters, and leaves buffers as the model has them.
+
+This is no pass of the target (module `target_passes`): passes change metadata and have no graph. A change of dtype changes
+the model of the target and the origin of its weights, which the graph proves and the plan has as casts.
 """
 
 from __future__ import annotations
