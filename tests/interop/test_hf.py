@@ -19,7 +19,7 @@ import ucpl
 from ucpl import api
 from ucpl.inference.hf import import_hf
 from ucpl.resources import spec_text
-from ucpl.verification.evidence import collect_evidence, transformers_class
+from ucpl.verification.evidence import transformers_class
 
 pytestmark = pytest.mark.interop
 
@@ -218,7 +218,7 @@ def test_planted_mistakes_are_caught_by_the_class(mistake: str, tmp_path: Path) 
     layout = f"{tmp_path / 'mine.ucpl'}:hf()"
     checkpoint = api.open_checkpoint(tmp_path / "hf", layout)
     side, _ = api.source_side(checkpoint, layout)
-    found = next(w for w in collect_evidence(side, checkpoint) if w.name == "transformers")
+    found = transformers_class(side, checkpoint)
     assert found.verdict == ("agrees" if "none" in mistake else "contradicts"), found
 
 

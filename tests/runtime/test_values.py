@@ -16,7 +16,7 @@ from tests.runtime.test_execute import code_of, run, two, whole
 from tests.runtime.world import Stored, bits_of, moves, plan_of, read_target, stored, write_source
 from ucpl.extents import DTYPES, StoredTensor
 from ucpl.runtime.rows import Rule
-from ucpl.runtime.values import Conversion, _widens, decode, encode, mean, needs_arithmetic, value_text
+from ucpl.runtime.values import Conversion, _widens, decode, encode, mean, value_text
 from ucpl.tables.operations import Merge, Reduce
 
 FLOATS = {  # bits of the exponent, bits of the mantissa that are stored, the largest finite value
@@ -209,8 +209,8 @@ def test_what_has_no_cast_is_not_possible():
     assert Conversion("c64", "c128", COPIES).is_possible and Conversion("c64", "c64", COPIES).is_possible
     assert not Conversion("c64", "c128", Rule(MERGE, source_value=(2.0, 0.0))).is_possible
     assert _widens("c64", "c128") and not _widens("c128", "c64")
-    assert needs_arithmetic("f32", "bf16", COPIES) and not needs_arithmetic("f32", "f32", COPIES)
-    assert needs_arithmetic("f32", "f32", Rule(MERGE, target_value=(1.0, 1.0)))
+    assert not Conversion("f32", "bf16", COPIES).is_identity and Conversion("f32", "f32", COPIES).is_identity
+    assert not Conversion("f32", "f32", Rule(MERGE, target_value=(1.0, 1.0))).is_identity
 
 
 def test_rounding_that_was_asked_for_and_means_are_not_held_to_exactness():

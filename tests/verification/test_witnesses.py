@@ -27,7 +27,8 @@ from ucpl.layout import load, resolve
 from ucpl.placement import locate
 from ucpl.resources import spec_text
 from ucpl.verification.checkpoint import WITNESS
-from ucpl.verification.evidence import collect_evidence, masters, transformers_class
+from ucpl.verification.evidence import masters, stated_orders, transformers_class
+from ucpl.verification.masters import weights_against_masters
 
 ROOT = Path(__file__).parents[2]
 CONFIG = llama_config(
@@ -105,6 +106,16 @@ MISTAKES = {
 }
 
 
+def of_masters(side, checkpoint):
+    return masters(side.placement, *weights_against_masters(checkpoint, side.placement, 1 << 26, 2))
+
+
+def evidence_of(side, checkpoint, **more):
+    """All evidence for a spec, as `verify` collects it."""
+    orders = stated_orders(side.placement, checkpoint)
+    return [orders, of_masters(side, checkpoint), transformers_class(side, checkpoint, **more)]
+
+
 def of_name(found, name):
     return next(w for w in found if w.name == name)
 
@@ -126,7 +137,7 @@ def test_the_right_spec_agrees(folder, tmp_path):
     layout = f"{mistaken(tmp_path)}:hf()"
     checkpoint = api.open_checkpoint(folder, layout)
     side, _ = api.source_side(checkpoint, layout)
-    found = collect_evidence(side, checkpoint, forward=forward)
+    found = evidence_of(side, checkpoint, forward=forward)
     assert [(w.name, w.verdict) for w in found] == [
         ("stated order", "absent"), ("masters", "absent"), ("transformers", "agrees")
     ]  # fmt: skip
@@ -331,11 +342,11 @@ def _exchange(line, a, b):
 
 def test_registration_order_is_caught_by_stated_orders_and_by_masters():
     side, opened = zero(lambda text: text)
-    assert {w.name: w.verdict for w in collect_evidence(side, opened)} == {
+    assert {w.name: w.verdict for w in evidence_of(side, opened)} == {
         "stated order": "agrees", "masters": "agrees", "transformers": "absent"
     }  # fmt: skip
     side, opened = zero(swapped)
-    found = collect_evidence(side, opened)
+    found = evidence_of(side, opened)
     assert (
         of_name(found, "stated order").verdict == "contradicts"
         and "another order" in of_name(found, "stated order").detail
@@ -347,7 +358,7 @@ def test_masters_are_evidence_without_a_stated_order():
     from attrs import evolve
 
     side, opened = zero(swapped)
-    found = collect_evidence(
+    found = evidence_of(
         side, evolve(opened, state=evolve(opened.state, parallel=evolve(opened.state.parallel, flats=())))
     )
     assert of_name(found, "stated order").verdict == "absent" and of_name(found, "masters").verdict == "contradicts"
@@ -363,12 +374,15 @@ def test_masters_placed_as_their_weights_are_no_witness(tmp_path):
     torch.save({"params": {"w": states}}, tmp_path / "p.pt")
     opened = api.open_checkpoint(tmp_path / "p.pt")
     side, _ = api.source_side(opened, None)
-    assert masters(side.placement, opened).verdict == "absent"
+    assert of_masters(side, opened).verdict == "absent"
     ucpl.convert(tmp_path / "p.pt", tmp_path / "z", "zero1(dp=2)")
     opened = api.open_checkpoint(tmp_path / "z")
     side, _ = api.source_side(opened, None)
-    found = masters(side.placement, opened)
-    assert (found.verdict, found.detail) == ("agrees", "24 weights of 1 tensors are their masters, rounded")
+    found = of_masters(side, opened)
+    assert (found.verdict, found.detail) == (
+        "agrees",
+        "weights of 1 tensors are their masters, stored in another way, rounded",
+    )
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, float("inf")])
@@ -380,7 +394,7 @@ def test_weights_of_one_value_are_no_evidence_that_masters_are_theirs(value, tmp
     ucpl.convert(tmp_path / "p.pt", tmp_path / "z", "zero1(dp=2)")
     opened = api.open_checkpoint(tmp_path / "z")
     side, _ = api.source_side(opened, None)
-    found = masters(side.placement, opened)
+    found = of_masters(side, opened)
     why = "are NaN or infinite" if np.isinf(value) else f"are {value:g}"
     assert (found.verdict, found.detail) == ("absent", f"all 48 weights with masters that are laid out otherwise {why}")
     notes = ucpl.verify(tmp_path / "z").notes
@@ -419,16 +433,16 @@ def test_a_weight_that_is_not_its_master_is_named_with_its_place(tmp_path):
     ucpl.convert(tmp_path / "p.pt", tmp_path / "z", "zero1(dp=2)")
     opened = api.open_checkpoint(tmp_path / "z")
     side, _ = api.source_side(opened, None)
-    found = masters(side.placement, opened)
-    assert found.verdict == "contradicts" and found.detail.startswith(f"module/{name}[1, 0] of ")
-    assert "its master rounds to" in found.detail
+    found = of_masters(side, opened)
+    assert found.verdict == "contradicts"
+    assert found.detail.startswith(f"weight of {name}[1, 0]: the weight is not its master, rounded, ")
 
 
 def test_what_has_no_witness_says_so(tmp_path):
     save(tmp_path / "s", {"w": torch.ones(2, 2)})
     opened = api.open_checkpoint(tmp_path / "s")
     side, _ = api.source_side(opened, None)
-    found = collect_evidence(side, opened)
+    found = evidence_of(side, opened)
     assert {w.verdict for w in found} == {"absent"} and all(w.detail and w.what for w in found)
     assert any("not witnessed" in note for note in ucpl.verify(tmp_path / "s").notes)
 

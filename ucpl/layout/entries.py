@@ -28,7 +28,7 @@ from ucpl.layout.scope import NUMBER_LIMIT, Scope, at
 from ucpl.layout.storing import Ground, is_there, said_clauses
 from ucpl.records import define, frozen
 
-__all__ = ["CLASSES", "Wild", "WrittenEntries", "entries_of", "is_wild", "written_entries"]
+__all__ = ["Wild", "WrittenEntries", "entries_of", "is_wild", "written_entries"]
 
 STORED_MAX = 1_000_000  # tensors that the entries of one layout name, all indices counted
 
@@ -38,7 +38,6 @@ _CLASSES_OF = {
     "frozen": ("frozen", "parameter", "*"),
     "buffer": ("buffer", "*"),
 }
-CLASSES = frozenset({"alias", *(c for classes in _CLASSES_OF.values() for c in classes)})
 
 
 @frozen

@@ -42,8 +42,6 @@ Inherited = dict[str, tuple[Value, str]]  # name -> (value, where it is from)
 Note = tuple[str, object, str]  # (name, value, where it is from)
 Item = TypeVar("Item", bound=nodes.Record)
 
-CLASSES = ("parameter", "trainable", "frozen", "buffer", "alias")
-
 
 @frozen
 class CallInputs:

@@ -30,7 +30,6 @@ __all__ = [
     "first_half",
     "infinite_at",
     "mean",
-    "needs_arithmetic",
     "put",
     "value_text",
 ]
@@ -325,10 +324,6 @@ def put(how: str, into: tuple[Array, Array], more: tuple[Array, Array]) -> None:
             greater[np.isnan(greater)] = np.nan
         total[...] = np.where(seen == 0, total, np.where(count == 0, values, greater))
     count += seen
-
-
-def needs_arithmetic(source: str, target: str, rule: Rule) -> bool:
-    return not Conversion(source, target, rule).is_identity
 
 
 def first_half(one: bytes, other: bytes) -> int:

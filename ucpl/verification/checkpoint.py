@@ -19,11 +19,9 @@ from ucpl.runtime.verify import Verified, verify_files
 from ucpl.verification.blobs import find_wrong_copies
 from ucpl.verification.elements import counted, finding
 from ucpl.verification.evidence import (
-    NO_MASTERS,
     Evidence,
     EvidenceRequest,
-    masters_agreement,
-    masters_evidence,
+    masters,
     stated_orders,
     stored_differently,
     transformers_class,
@@ -105,7 +103,7 @@ def verdict(
         findings += error.diagnostics
     findings += find_wrong_copies(placement, checkpoint)
     notes += _steps(checkpoint)
-    heard = [stated_orders(placement, checkpoint), _masters_seen(placement, held, findings)]
+    heard = [stated_orders(placement, checkpoint), masters(placement, held, findings)]
     if asked is not None and not findings:
         heard.append(transformers_class(asked.side, checkpoint, reference=asked.reference, forward=asked.forward))
         findings += [_contradiction(w, checkpoint) for w in heard[2:] if w.verdict == "contradicts"]
@@ -149,20 +147,6 @@ def _masters_text(held: Comparison | None) -> str:
     doubt = held.doubt("weights")
     rounded = f"{held.elements:,} weights are their fp32 masters, rounded to nearest even"
     return f"{rounded}; {doubt}: that these are their masters is not witnessed" if doubt else rounded
-
-
-def _masters_seen(placement: Placement, held: Comparison | None, findings: list[Diagnostic]) -> Evidence:
-    """Weights and masters as evidence for the spec.
-
-    Both laid out in one way share its mistakes.
-    """
-    both = stored_differently(placement)
-    if not both or held is None:
-        return masters_evidence("absent", NO_MASTERS)
-    wrong = next((d for d in findings if d.code == "E701"), None)
-    if wrong is not None:
-        return masters_evidence("contradicts", wrong.message)
-    return masters_agreement(held, both, "weights of {count} tensors are their masters, stored in another way, rounded")
 
 
 def _contradiction(witness: Evidence, checkpoint: Checkpoint) -> Diagnostic:

@@ -12,20 +12,21 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
 from attrs import evolve
 
-from ucpl.errors import UcplError
+from ucpl.errors import Diagnostic, UcplError
 from ucpl.extents import Seen, doubt, together
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.header_watch import reading
 from ucpl.files.model_texts import config_at, config_of
 from ucpl.graph import build
 from ucpl.language import nodes
-from ucpl.layout import Derivation, Library, resolve
+from ucpl.layout import Library, resolve
 from ucpl.layout import load as library_of
 from ucpl.layout.scope import Config
 from ucpl.placement import Placement, locate
@@ -36,25 +37,18 @@ from ucpl.runtime.compare import Comparison
 from ucpl.runtime.execute import execute
 from ucpl.runtime.manifest import MANIFEST
 from ucpl.verification import spec_matches
-from ucpl.verification.elements import counted, only
 from ucpl.verification.model_class import Forward, HuggingFaceClass
-from ucpl.verification.target_check import compare_target
 from ucpl.verification.train_states import counted_names
 
 __all__ = [
-    "NO_MASTERS",
     "Evidence",
     "EvidenceRequest",
     "stored_differently",
     "masters",
-    "masters_agreement",
-    "masters_evidence",
     "stated_orders",
     "transformers_class",
-    "collect_evidence",
 ]
 
-NO_MASTERS = "no tensor has a weight and a master that are stored in different ways"
 UNASKED_MAX = 2 << 30  # bytes of a folder whose class is run unasked: it is loaded twice, in fp32
 WRITTEN = "import hf"  # in place of a file name, for a text without a file
 Says = Literal["agrees", "contradicts", "absent"]
@@ -99,28 +93,6 @@ class Evidence:
         return f"{self.name}: {self.verdict}, {self.detail}"
 
 
-def collect_evidence(
-    source_side: DescribedSide,
-    checkpoint: Checkpoint,
-    *,
-    reference: Path | None = None,
-    forward: Forward | None = None,
-    memory: int = 512 << 20,
-    workers: int = 2,
-) -> list[Evidence]:
-    """All evidence for a spec against a checkpoint, each with its verdict.
-
-    reference: a Hugging Face folder of the same weights, for a checkpoint that is none.
-    forward:   logits of a Hugging Face folder, in place of transformers' own class.
-    """
-    placement = source_side.placement
-    return [
-        stated_orders(placement, checkpoint),
-        masters(placement, checkpoint, memory=memory, workers=workers),
-        transformers_class(source_side, checkpoint, reference=reference, forward=forward),
-    ]
-
-
 # ---- evidence of the checkpoint itself -------------------------------------------------------------------------------
 
 
@@ -146,21 +118,28 @@ def stated_orders(placement: Placement, checkpoint: Checkpoint) -> Evidence:
     return says("agrees", f"{len(held)} flat buffers are in the order that the checkpoint states")
 
 
-def masters_evidence(verdict: Says, detail: str, unseen: tuple[str, ...] = ()) -> Evidence:
+def _masters(verdict: Says, detail: str, unseen: tuple[str, ...] = ()) -> Evidence:
     return Evidence("masters", "weights, against masters that are laid out otherwise", verdict, detail, unseen)
 
 
-def masters_agreement(held: Comparison, both: set[str], detail: str) -> Evidence:
-    """Equal weights and masters as evidence, if a swap would show.
+def masters(placement: Placement, held: Comparison | None, found: Sequence[Diagnostic]) -> Evidence:
+    """Weights and fp32 masters that are stored in different ways.
 
-    Detail: a text with a {count} of tensors.
+    A wrong name or order in one of them shows. held, found: the comparison of all weights with their masters, and its errors.
     """
+    both = stored_differently(placement)
+    if not both or held is None:
+        return _masters("absent", "no tensor has a weight and a master that are stored in different ways")
+    wrong = next((one for one in found if one.code == "E701"), None)
+    if wrong is not None:
+        return _masters("contradicts", wrong.message)
     seen = {name: one for name, one in held.seen.items() if name in both}
     if why := doubt(together(seen.values()), "weights with masters that are laid out otherwise"):
-        return masters_evidence("absent", why)
+        return _masters("absent", why)
     constant = sorted(name for name, one in seen.items() if not one.varies)
     unseen = (f"all elements are equal in {counted_names(constant)}, so that no order shows",) if constant else ()
-    return masters_evidence("agrees", detail.format(count=len(seen) - len(constant)), unseen)
+    count = len(seen) - len(constant)
+    return _masters("agrees", f"weights of {count} tensors are their masters, stored in another way, rounded", unseen)
 
 
 def stored_differently(placement: Placement) -> set[str]:
@@ -171,28 +150,6 @@ def stored_differently(placement: Placement) -> set[str]:
     lying = {state: _lying(placement, state) for state in ("weight", "fp32")}
     both = lying["weight"].keys() & lying["fp32"].keys()
     return {placement.tensors[n] for n in both if lying["weight"][n] != lying["fp32"][n]}
-
-
-def masters(placement: Placement, checkpoint: Checkpoint, *, memory: int = 512 << 20, workers: int = 2) -> Evidence:
-    """Compare weights with fp32 masters that are stored in another way.
-
-    A wrong name or order in one of them shows.
-    """
-    says, both = masters_evidence, stored_differently(placement)
-    if not both:
-        return says("absent", NO_MASTERS)
-    left = only(placement, {(path, "fp32") for path in both})
-    left = evolve(left, layout=evolve(left.layout, derived=(Derivation("weight", "fp32"),)))
-    right = counted(only(placement, {(path, "weight") for path in both}))
-    known = {(f, tuple(map(str, k))): e.dtype for (f, k), e in checkpoint.extents.items()}
-    plan = order(build(left, right, dtype_of=lambda f, k: known.get((f, tuple(map(str, k))))), name="masters")
-    differing = compare_target(plan, checkpoint, checkpoint, memory=memory, workers=workers)
-    for u in differing:
-        at = f"{u.key}{list(u.element)} of {u.file} is {u.value}, its master rounds to {u.wanted}"
-        return says("contradicts", at)
-    return masters_agreement(
-        differing, both, f"{differing.elements:,} weights of {{count}} tensors are their masters, rounded"
-    )
 
 
 def _lying(placement: Placement, state: str) -> dict[int, list[tuple[bool, tuple[int, ...]]]]:
