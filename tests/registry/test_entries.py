@@ -30,8 +30,8 @@ OTHERS = {
     ("vault/files.py", "torch_file"),
     ("planning/parsed.py", "plain"),
     ("conversion/exporting.py", "huggingface"),
-    ("formats/folders/trainer.py", "trainer"),
-    ("formats/folders/accelerate.py", "accelerate"),
+    ("formats/folders/kinds.py", "trainer"),
+    ("formats/folders/kinds.py", "accelerate"),
 }
 
 
@@ -121,7 +121,7 @@ def names_in(path: str, tree: ast.AST) -> set[tuple[str, str]]:
 
 
 def compared_in(path: str, tree: ast.AST) -> set[tuple[str, str]]:
-    """Names with which a module compares a format, outside the folder of that format."""
+    """Names of formats in comparisons, outside the folder of that format."""
     found = set()
     values = {one.targets[0].id: one.value for one in ast.walk(tree)
               if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name)}  # fmt: skip

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from attrs import evolve
 
-from ucpl.conversion.change_origins import ChangeOrigin
-from ucpl.conversion.changes import Changes, Dealt
+from ucpl.conversion.changes import ChangeOrigin, Changes, Dealt
 from ucpl.conversion.grouping import dealt
 from ucpl.errors import Label, fail
 from ucpl.language import nodes

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from attrs import evolve, field
 
-from ucpl.conversion.change_origins import ChangeOrigin
-from ucpl.conversion.changes import Changes
+from ucpl.conversion.changes import ChangeOrigin, Changes
 from ucpl.conversion.changing import demand_acting, demand_left_out, demand_states_left_out
 from ucpl.conversion.degrees import (
     ALONE,

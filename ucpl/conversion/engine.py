@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from attrs import evolve
 
-from ucpl.conversion.keywords import ToApply, bounds_of
-from ucpl.conversion.one_step import demand_no_drift
+from ucpl.conversion.keywords import ToApply, bounds_of, options_from
 from ucpl.conversion.places import refuse_existing, with_parents
 from ucpl.conversion.running import rehearsed, run
 from ucpl.conversion.staging import clear_made, with_made
@@ -100,7 +99,7 @@ def asked_of(source: str | Path, to: str, layout: str | None) -> Asked:
 
 
 def _after_passes(ready: Ready, source: Checkpoint) -> AfterPasses:
-    """The metadata that the passes gave while planning, with the checked companion files."""
+    """The metadata from planning, with the checked companion files."""
     assert ready.prepared is not None
     after = ready.prepared.after
     assert after is not None
@@ -184,8 +183,12 @@ class Engine:
 
     def _demand_one_step(self, ready: Ready, placement: Placement | None) -> None:
         """Raises: UcplError E612, E615 if the files are of two steps."""
-        if not self.how.get("allow_drift"):
-            demand_no_drift(ready.plan, ready.source, bounds_of(self.how), placement)
+        if self.how.get("allow_drift"):
+            return
+        from ucpl.verification.same_step import check_no_drift
+
+        bounds = options_from(bounds_of(self.how))
+        check_no_drift(ready.plan, ready.source, bounds.memory, bounds.workers, placement)
 
     def _run(self, ready: Ready, after: AfterPasses) -> Finished:
         """Write, read back, publish, open once more."""

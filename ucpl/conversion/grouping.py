@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from ucpl.conversion.change_origins import ChangeOrigin
-from ucpl.conversion.changes import Dealt
+from ucpl.conversion.changes import ChangeOrigin, Dealt
 from ucpl.errors import Label, fail
 from ucpl.files.scalars import number_of
 from ucpl.layout.fills import PARAMETER

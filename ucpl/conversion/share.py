@@ -44,7 +44,7 @@ class Share:
 
 @frozen(eq=False)
 class Shares:
-    """Both sides of a plan, described once for the shares of its ranks."""
+    """Both sides of a plan, described once for all ranks' shares."""
 
     asked: Asked
     source: Side

@@ -115,7 +115,7 @@ class Format:
     """The format under whose names its files can be opened as they are stored; none: its own."""
 
     def not_inherited(self, target: Format) -> frozenset[str]:
-        """Settings of a source that a target of this format does not take over."""
+        """Settings that a target of this format does not take over."""
         return self.chosen_settings if target is self else self.chosen_settings | self.own_settings
 
     reads: ClassVar[tuple[str, ...]] = ()

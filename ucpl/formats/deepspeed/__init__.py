@@ -1,6 +1,6 @@
 """DeepSpeed's checkpoints, of ZeRO-0 to ZeRO-3 and universal ones.
 
-`names` parses files and keys, `topology` finds the ranks that wrote them, `order` has the orders of parameters. `step`
+`names` parses files and keys, `topology` finds the ranks that wrote them, `order` has the orders of parameters. `store`
 opens a folder: it sends dense model states, layers and experts to their readers, and `gathered` makes the Checkpoint.
 `writing` lays out a target.
 """

@@ -1,17 +1,29 @@
-"""DeepSpeed as one of the frameworks that the other rooms speak to."""
+"""DeepSpeed's store: finds a step's folder, sends files to readers.
+
+Only this module selects the readers: weights are in files of layers, or in those of ranks. All kinds share the topology, the
+settings and the closing Checkpoint, and every shard has a tp and a pp coordinate. Readers of experts add theirs.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
-from ucpl.errors import UcplError
+from attrs import evolve
+
+from ucpl.errors import Label, UcplError, fail, plural
 from ucpl.extents import StoredTensor, Structure
 from ucpl.files.checkpoint import Checkpoint, Order, Skeleton
 from ucpl.files.demands import Demands
-from ucpl.formats.deepspeed.folder import step_folder
-from ucpl.formats.deepspeed.gathered import StepPlace
-from ucpl.formats.deepspeed.names import LATEST, list_files
-from ucpl.formats.deepspeed.step import open_step
+from ucpl.files.skipping import skips_optimizer
+from ucpl.files.texts import read_name
+from ucpl.formats.deepspeed.dense import read_dense
+from ucpl.formats.deepspeed.gathered import Gathered, StepPlace
+from ucpl.formats.deepspeed.names import LATEST, StepFiles, list_files
+from ucpl.formats.deepspeed.pipeline import read_pipeline
+from ucpl.formats.deepspeed.settings import read_settings, shards_gone
+from ucpl.formats.deepspeed.topology import topology_of
 from ucpl.formats.deepspeed.writing import skeleton
 
 
@@ -37,8 +49,8 @@ class DeepSpeed:
 
         order: the parameters of the optimizer's numbers, if no file has them (ZeRO-0). Raises: UcplError E450-E469.
         """
-        root, tag = step_folder(path)
-        return open_step(StepPlace(path, root, tag), order)
+        root, tag = _step_folder(path)
+        return _open_step(StepPlace(path, root, tag), order)
 
     def skeleton(
         self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None
@@ -55,3 +67,106 @@ def _looks(folder: Path) -> bool:
         return not list_files(folder).is_empty
     except UcplError:
         return True
+
+
+# ---- the step's folder ---------------------------------------------------------------------------------------------------
+
+
+def _step_folder(path: Path) -> tuple[Path, str]:
+    """(the step's folder, its tag).
+
+    Raises: UcplError E450 where there is no checkpoint, E451 where `latest` does not lead to one.
+    """
+    if not path.exists():
+        fail("E450", f"{path} does not exist", Label(str(path)))
+    if not path.is_dir():
+        fail("E450", f"{path} is a file; a DeepSpeed checkpoint is a folder", Label(str(path)))
+    if not list_files(path).is_empty:
+        return path, path.resolve().name
+    latest = path / LATEST
+    if not latest.exists():
+        steps = _steps(path)
+        if steps:
+            fail(
+                "E451",
+                f"{path} has {plural(len(steps), 'step')} but no `latest` that names one",
+                Label(str(path)),
+                remedy=_other_step(path),
+            )
+        fail("E450", f"{path} holds no DeepSpeed checkpoint", Label(str(path)))
+    tag = read_name(latest)
+    if tag is None:
+        fail("E451", f"{latest} does not hold the name of a step", Label(str(latest)), remedy=_other_step(path))
+    root = path / tag
+    if not Path(os.path.realpath(root)).is_relative_to(os.path.realpath(path)):  # links that go round lead nowhere
+        fail(
+            "E451",
+            f"{latest} names {tag!r}, which is outside the folder",
+            Label(str(latest), tag),
+            remedy=_other_step(path),
+        )
+    if not os.path.isdir(root):  # os.path.isdir is False for impossible names, too
+        fail(
+            "E451",
+            f"{latest} names {tag!r}, but there is no such folder",
+            Label(str(latest), tag),
+            Label(str(root), "not there"),
+            remedy=_other_step(path),
+        )
+    if list_files(root).is_empty:
+        what = f"{root} holds no file of a DeepSpeed checkpoint"
+        fail("E450", what, Label(str(latest), tag), Label(str(root)), remedy=_other_step(path))
+    return root, tag
+
+
+def _steps(path: Path) -> list[str]:
+    """Folders of steps without empty files, in the order of their numbers."""
+    found = []
+    for child in path.iterdir():
+        if child.is_dir() and not list_files(child).is_empty and all(f.stat().st_size for f in child.glob("*.pt")):
+            found.append(child.name)
+    return sorted(found, key=lambda name: ([int(n) for n in re.findall("[0-9]+", name)], name))
+
+
+def _other_step(path: Path) -> str:
+    """The newest step in the folder, for the remedy."""
+    steps = _steps(path)
+    return (
+        f"name the step's folder, the newest is {path / steps[-1]}"
+        if steps
+        else "no step's folder has files: copy it again"
+    )
+
+
+# ---- its readers ---------------------------------------------------------------------------------------------------------
+
+
+def _without_optimizer(listing: StepFiles) -> StepFiles:
+    """The files without skipped shards; stage 3 keeps its shards."""
+    is_sliced = any(dp is not None for dp, _ in listing.models)
+    shards = (*listing.optims.values(), *listing.experts_optims)
+    if is_sliced or not shards or not skips_optimizer(*shards, kind="file"):
+        return listing
+    return evolve(listing, optims={}, prefix="", experts_optims=())
+
+
+def _open_step(place: StepPlace, order: Order | None = None) -> Checkpoint:
+    """Read all headers of one step. Raises: UcplError E400-E427, E45x, E46x."""
+    topology = topology_of(_without_optimizer(list_files(place.root)))
+    if order is not None and topology.stage:
+        fail(
+            "E466",
+            f"{order.origin} is of an optimizer that names no parameter, and files of ZeRO-{topology.stage} name them",
+            Label(str(topology.first.path), where="param_shapes"),
+            remedy="leave it out",
+        )
+    gathered = Gathered()
+    read_settings(gathered, topology)
+    gathered.lacking = () if skips_optimizer() else shards_gone(topology)
+    if gathered.lacking:
+        gathered.remark(f"no shard of the optimizer is there, and the run had one: {gathered.lacking[0]} is missing")
+    if topology.listing.layers:
+        files, facts = read_pipeline(gathered, topology, order)
+    else:
+        files, facts = read_dense(gathered, topology, order)
+    return gathered.checkpoint(place, "deepspeed", files, facts)

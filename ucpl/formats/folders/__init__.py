@@ -1,7 +1,6 @@
 """Folders of training frameworks around a checkpoint of shards.
 
-The framework adds its own files. A kind of folder is data in a module (`trainer`): names that identify it, and a table
-of patterns with fates.
+The framework adds its own files. A kind of folder is data (`kinds`).
 """
 
 from ucpl.formats.folders.fates import PlacedFile, Sorted, sorted_into, with_beside

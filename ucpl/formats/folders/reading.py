@@ -20,10 +20,8 @@ from ucpl.files.pickles import loads, unsafe_globals
 from ucpl.files.texts import is_text, read_small
 from ucpl.files.torch_files import read_torch_file
 from ucpl.files.zips import open_file, read_zip_directory
-from ucpl.formats.folders.accelerate import ACCELERATE
-from ucpl.formats.folders.lightning import LIGHTNING
+from ucpl.formats.folders.kinds import ACCELERATE, LIGHTNING, TRAINER
 from ucpl.formats.folders.steps import RunFacts, of_another_step
-from ucpl.formats.folders.trainer import TRAINER
 from ucpl.storage.reading import pread
 
 __all__ = ["KINDS", "container_of"]

@@ -1,19 +1,16 @@
-"""`checkpoint-N` of transformers' Trainer with DeepSpeed.
+"""Kinds of folders: the Trainer's, Accelerate's and Lightning's with DeepSpeed.
 
-Source: transformers 5.x, trainer.py. `train(resume_from_checkpoint=...)` reads `global_step*` and `latest` (through the
-engine), trainer_state.json, scheduler.pt if the schedule is not DeepSpeed's own, and rng_state.pth (one rank) or
-rng_state_{rank}.pth (several). It reads neither the weights next to the shards nor training_args.bin: those are for
-users of the folder as a model.
+A kind is data: names that identify a folder, and a table of patterns with fates. The comments name its source.
 """
 
 from __future__ import annotations
 
 from ucpl.extents.containers import CompanionRule, Kind
 
-__all__ = ["MODEL", "NUMPY", "TRAINER"]
+__all__ = ["ACCELERATE", "LIGHTNING", "TRAINER"]
 
 # Classes that transformers itself allows in files of random numbers (trainer_pt_utils.safe_globals).
-NUMPY = frozenset(
+_NUMPY = frozenset(
     f"{module}.{name}"
     for module in ("numpy.core.multiarray", "numpy._core.multiarray", "numpy", "numpy.dtypes")
     for name in ("_reconstruct", "ndarray", "dtype", "UInt32DType")
@@ -44,7 +41,7 @@ _ARGUMENTS = frozenset(
 _MODEL = "the model's own"
 
 # Files of `save_pretrained` and of a tokenizer, in any folder.
-MODEL = (
+_FILES = (
     CompanionRule("model.safetensors", "weights", "the model"),
     CompanionRule("model-*-of-*.safetensors", "weights", "the model"),
     CompanionRule("model.safetensors.index.json", "weights", "the model"),
@@ -71,6 +68,10 @@ MODEL = (
     CompanionRule("*.py", "carry", "the model's code", of_model=True),
 )
 
+# transformers 5.x, trainer.py. `train(resume_from_checkpoint=...)` reads `global_step*` and `latest` (through the engine),
+# trainer_state.json, scheduler.pt if the schedule is not DeepSpeed's own, and rng_state.pth (one rank) or
+# rng_state_{rank}.pth (several). It reads neither the weights next to the shards nor training_args.bin: those are for users
+# of the folder as a model.
 TRAINER = Kind(
     name="trainer",
     title="transformers' Trainer",
@@ -81,7 +82,7 @@ TRAINER = Kind(
     needs=("trainer_state.json",),
     rules=(
         CompanionRule("global_step*/**", "leave", "another step: name its folder to convert it"),
-        CompanionRule("rng_state_{rank}.pth", "rank", "random numbers", alone="rng_state.pth", named=NUMPY),
+        CompanionRule("rng_state_{rank}.pth", "rank", "random numbers", alone="rng_state.pth", named=_NUMPY),
         CompanionRule(
             "trainer_state.json", "carry", "steps, logs and callbacks: nothing in it depends on the number of ranks"
         ),
@@ -89,6 +90,55 @@ TRAINER = Kind(
         CompanionRule("scaler.pt", "carry", "the gradient scaler"),
         CompanionRule("training_args.bin", "carry", "arguments of the run that wrote it", named=_ARGUMENTS),
         CompanionRule("zero_to_*.py", "carry", "DeepSpeed's scripts"),
-        *MODEL,
+        *_FILES,
     ),
+)
+
+_SCHEDULE = "Accelerate steps it once for each rank in every training step, unless the loop has split_batches"
+_LOADER = (
+    "it counts batches, and is at the same place where those of all ranks together are as large as before: where"
+    " one rank's are, samples are left out or come again"
+)
+
+# accelerate 1.15, accelerator.py and checkpointing.py. `load_state` has each engine load the folder `pytorch_model`
+# (`pytorch_model_1` for a second one) by that name, whatever `latest` says. Then it reads scheduler.bin if the schedule is
+# not DeepSpeed's own, dl_state_dict.bin, sampler.bin, random_states_{rank}.pkl of its own rank, and custom_checkpoint_{n}.pkl
+# for each registered object. It unpickles these last ones without restriction. A loop may add the model, by `save_model` or
+# `save_pretrained`.
+ACCELERATE = Kind(
+    name="accelerate",
+    title="Accelerate's save_state",
+    resumes_by="Accelerator.load_state",
+    marks=("random_states_{rank}.pkl",),
+    needs=(),
+    tag="pytorch_model",
+    strategies=True,
+    engines="pytorch_model_{rank}",
+    rules=(
+        CompanionRule("random_states_{rank}.pkl", "rank", "random numbers", named=_NUMPY),
+        CompanionRule("scheduler.bin", "carry", "the learning rate's schedule", by_ranks=_SCHEDULE),
+        CompanionRule("scheduler_*.bin", "carry", "the learning rate's schedule", by_ranks=_SCHEDULE),
+        CompanionRule("dl_state_dict.bin", "carry", "a data loader's place", by_ranks=_LOADER),
+        CompanionRule("dl_state_dict_*.bin", "carry", "a data loader's place", by_ranks=_LOADER),
+        CompanionRule("sampler.bin", "carry", "a sampler of the data"),
+        CompanionRule("sampler_*.bin", "carry", "a sampler of the data"),
+        CompanionRule("scaler.pt", "carry", "the gradient scaler"),
+        CompanionRule("custom_checkpoint_*.pkl", "carry", "objects that the loop has registered"),
+        CompanionRule("zero_to_*.py", "carry", "DeepSpeed's scripts"),
+        *_FILES,
+    ),
+)
+
+# lightning 2.6, strategies/deepspeed.py. Loops, callbacks, schedules and hyper-parameters are in the shards' client_state,
+# under keys of Lightning's; the engine's folder is called `checkpoint`. `fit(ckpt_path=...)` has the engine load it and reads
+# nothing else.
+LIGHTNING = Kind(
+    name="lightning",
+    title="Lightning's DeepSpeedStrategy",
+    resumes_by="Trainer.fit(ckpt_path=...)",
+    marks=(),
+    needs=(),
+    tag="checkpoint",
+    client="pytorch-lightning_version",
+    rules=(CompanionRule("zero_to_*.py", "carry", "DeepSpeed's scripts"),),
 )
