@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 import ucpl
 from tests.cli.command import Done, good
@@ -82,3 +83,20 @@ def test_a_source_is_no_place_for_a_target(tmp_path: Path) -> None:
 def test_the_demo_ends_in_a_line_of_its_own() -> None:
     said = good("demo").out
     assert "\ufffd" not in said and "\n\nproved: " in said
+
+
+@pytest.mark.parametrize(
+    ("to", "file"),
+    [
+        ("safetensors()", "model.safetensors"),
+        ("zero0(dp=1)", "latest"),
+        ("plain()", ""),
+        ('torch_file(file="run.ckpt")', ""),
+    ],
+)
+def test_a_name_of_a_torch_file_makes_a_torch_file_or_a_folder(to: str, file: str, tmp_path: Path) -> None:
+    good("convert", SOURCE, tmp_path / "out.pt", "--to", to)
+    assert (tmp_path / "out.pt" / file).is_file()
+    if not file:
+        assert torch.load(tmp_path / "out.pt", weights_only=True)
+    assert good("verify", tmp_path / "out.pt", "-q").status == 0

@@ -14,7 +14,7 @@ import errno
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from pathlib import Path
+from pathlib import Path, PurePath
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
@@ -53,7 +53,7 @@ from ucpl.runtime.reading import Fragments
 from ucpl.runtime.rows import Place, Rows, bind_rows, fit, views_of
 from ucpl.runtime.source_checks import Inspection, allowance, check_blanks, check_members, members_of
 from ucpl.runtime.sources import SourceFiles
-from ucpl.runtime.targets import TargetFiles, TargetPlan, cannot_write, lay_out
+from ucpl.runtime.targets import TargetFile, TargetFiles, TargetPlan, cannot_write, lay_out
 from ucpl.runtime.tiles import DoneTiles, Tiles, cut_tiles
 from ucpl.runtime.up_to_date import Made, is_same, patches_of
 from ucpl.storage.resolve_url import get_upload_target
@@ -122,6 +122,16 @@ class TargetSizes:
     size: int
     files: int
     free: int  # bytes of its disk; of a store, 0
+
+
+def is_single(target: Path, files: Sequence[TargetFile]) -> bool:
+    """True if a target is one torch file, not a folder.
+
+    A folder with one file for a loader, such as a step's folder or a safetensors file, stays a folder under any name.
+    """
+    inner = PurePath(files[0].path) if len(files) == 1 else None
+    is_torch = inner is not None and len(inner.parts) == 1 and inner.suffix != ".safetensors"
+    return is_torch and target.suffix in SINGLE
 
 
 def rehearse(
@@ -269,7 +279,7 @@ class _Run:
         self.look = self.team.look if self.team.size > 1 else None  # called from time to time during long steps
         self.target = target
         self.work = Workplace(target)
-        self.single = target.suffix in SINGLE and len(self.layout.files) == 1
+        self.single = is_single(target, self.layout.files)
         own = {LAYOUT: self.plan.layout_text} if self.plan.layout_text else {}
         self.texts = {} if self.single else {**texts, **own}
         self.sources = SourceFiles(bound.source.root, (p.file for p in self.places), bound.source.opened)
