@@ -5,6 +5,7 @@ The process group sends nothing.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -315,3 +316,82 @@ def test_frozen_parameters_in_a_group_of_one_rank_stay_in_it(tmp_path: Path) -> 
     found = open_checkpoint(tmp_path / "out").state.groups
     assert [one.every for one in found] == [tuple(name for name, _ in model.named_parameters())]
     assert [one.members for one in found] == [("1.weight", "1.bias", "2.weight", "2.bias")]
+
+
+# ---- items of torch_checkpointing, one file of each rank -------------------------------------------------------------
+
+NAMES = ("w", "column", "norm")
+
+
+def items(folder: Path, besides: Callable[[int, dict[str, Any]], dict[str, Any]] = lambda rank, model: {}) -> Path:
+    """A folder as torch_checkpointing 0.1.1 writes it.
+
+    Its optimizer has names.
+    """
+    folder.mkdir()
+    for rank in range(RANKS):
+        dist.init_process_group("fake", rank=rank, world_size=RANKS, store=FakeStore())
+        try:
+            model: dict[str, Any] = state_dict(rank) | {"pos": torch.full((2, 3), 7.0)}
+            model["head"] = model["w"]
+            states: dict[str, dict[str, object]] = {}
+            for name in NAMES:
+                mine = model[name].to_local().float()
+                states[name] = {"step": torch.tensor(4.0), "exp_avg": like(model[name], mine * 2)}
+            groups = [{"lr": 0.5, "params": ["norm", "w"]}, {"lr": 0.25, "params": ["pos", "column"]}]
+            held = {"model": model, "optimizer": {"state": states, "param_groups": groups}, "step": 4}
+            for item, value in (held | besides(rank, model)).items():
+                torch.save(value, folder / f"{item}_{rank}.pt")
+        finally:
+            dist.destroy_process_group()
+    of_items = {"model": {"nested_path_to_metadata": {}, "rank_to_layout_info": dict.fromkeys(range(RANKS))}}
+    (folder / "metadata.pkl").write_bytes(
+        pickle.dumps({"metadata": of_items, "world_size": RANKS, "version": "2.0"}, protocol=4)
+    )
+    return folder
+
+
+@pytest.mark.parametrize("form", ["plain()", "dcp(fsdp=3, tp=1)", "zero1(dp=3, tp=1)"])
+def test_items_of_torch_checkpointing_are_read_exactly(form: str, tmp_path: Path) -> None:
+    source = items(tmp_path / "in")
+    ucpl.convert(source, tmp_path / "there", to=form)
+    ucpl.convert(tmp_path / "there", tmp_path / "plain.pt", to="plain()")
+    plain = torch.load(tmp_path / "plain.pt", weights_only=True)
+    for name, wanted in zip(NAMES, (W, COLUMN, NORM), strict=True):
+        held = plain["params"][name]
+        assert torch.equal(held["weight"], wanted), name
+        assert torch.equal(held["exp_avg"], wanted.float() * 2) and held["step"] == 4, name
+    assert plain["aliases"] == {"head": "w"} and torch.equal(plain["params"]["pos"]["weight"], torch.full((2, 3), 7.0))
+    assert [group["lr"] for group in plain["groups"]] == [0.5, 0.25]
+    assert [sorted(set(group["params"]) - {"pos"}) for group in plain["groups"]] == [["norm", "w"], ["column"]]
+    assert open_checkpoint(source).state.carried == {"step": 4}
+    assert ucpl.compare(source, tmp_path / "there") and ucpl.verify(source)
+
+
+def test_values_that_only_one_rank_has_are_named(tmp_path: Path) -> None:
+    def besides(rank: int, model: dict[str, Any]) -> dict[str, Any]:
+        return {"rng": {"seed": rank, "epoch": 1}, "ema": {"w": model["w"]}} | (
+            {"config": {"a": 1}} if not rank else {}
+        )
+
+    found = open_checkpoint(items(tmp_path / "in", besides))
+    assert found.state.carried == {"step": 4, "rng": {"seed": 0, "epoch": 1}, "config": {"a": 1}}
+    parts = [f"ema_{rank}.pt" for rank in range(RANKS)]
+    assert {one.name for one in found.not_read} == {*parts, *(f"rng_{rank}.pt: rng/seed" for rank in range(1, RANKS))}
+
+
+def test_ranks_of_torch_checkpointing_that_are_gone_or_of_another_run_are_refused(tmp_path: Path) -> None:
+    source = items(tmp_path / "in")
+    for item in ("model", "optimizer"):
+        file = source / f"{item}_3.pt"
+        kept = file.read_bytes()
+        file.unlink()
+        with pytest.raises(UcplError, match=rf"E452: {item}_3\.pt is missing: 4 ranks have saved"):
+            open_checkpoint(source)
+        (source / f"{item}_4.pt").write_bytes(kept)
+        with pytest.raises(UcplError, match=r"E454: .* has files of runs of 4 and of 5 ranks"):
+            open_checkpoint(source)
+        (source / f"{item}_4.pt").rename(file)
+    (source / "metadata.pkl").write_bytes(pickle.dumps({"version": "2.0"}))
+    with pytest.raises(UcplError, match=r"E455: metadata\.pkl: world_size"):
+        open_checkpoint(source)

@@ -5,12 +5,14 @@ placements and the rank's coordinates on the mesh. If a mesh dim replicates, the
 others are compared with it. A ShardedTensor has the rank's shards and their begins. An optimizer numbers its
 parameters: the numbers follow the order of the model's parameters, if shapes leave one way. FSDP1's states are flat,
 and their lengths take the place of shapes.
+
+torch_checkpointing saves each item of a rank in a file, `model_3.pt` and `optimizer_3.pt`, and `metadata.pkl` once.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -33,12 +35,12 @@ from ucpl.extents import (
 from ucpl.extents.account import NotRead
 from ucpl.files.carrying import lifted, marks_among
 from ucpl.files.checkpoint import Checkpoint
-from ucpl.files.pickles import tensors_of
+from ucpl.files.pickles import loads, tensors_of, walk
 from ucpl.files.read_ahead import ahead
 from ucpl.files.repeated_values import hypers_of, unlike
 from ucpl.files.scalars import is_counted, number_of
 from ucpl.files.skipping import skips, skips_optimizer
-from ucpl.files.texts import names_like
+from ucpl.files.texts import names_like, read_small
 from ucpl.files.torch_files import TorchFile, crc_of, read_torch_file
 from ucpl.files.unknown import unknown_keys
 from ucpl.files.values import Value
@@ -46,17 +48,23 @@ from ucpl.formats.dcp.cells import on_one_grid, placed
 from ucpl.formats.dcp.chunks import address, demand_whole
 from ucpl.formats.dcp.mesh import mesh_settings
 from ucpl.formats.dcp.metadata import ByteRange, ChunkedTensor, StoredChunk
-from ucpl.formats.dcp.per_rank_flats import FlatMember, Named, members_of
+from ucpl.formats.dcp.per_rank_flats import FlatMember, Named, Number, members_of
 from ucpl.formats.leaving import EMPTY
 from ucpl.formats.matching import Slots, Unclear, match
 from ucpl.records import define, frozen
 
-__all__ = ["FILE", "opened_ranks", "ranks_in"]
+__all__ = ["FILE", "has_ranks", "opened_ranks"]
 
 FILE = "model.pt"  # the file's name in layouts, for any number of ranks
 STATES = "optim.state."
 _WEIGHTS, _OPTIM = "model", "optim"
 _RANK = re.compile(r"(?P<what>model|optim|extra_state)_world_size_(?P<ranks>[0-9]+)_rank_(?P<rank>[0-9]+)\.pt")
+
+# torch_checkpointing: the file with the number of ranks, a file of a rank's item, the item of the optimizer
+_METADATA = "metadata.pkl"
+_METADATA_MAX = 1 << 28  # bytes
+_ITEM = re.compile(r"(?P<what>.+)_(?P<rank>[0-9]{1,9})\.pt", re.DOTALL)
+_OPTIMIZER = "optimizer"
 
 _SHARDED = "ShardedTensor"
 _LEAST = 2  # equal bytes of a tensor with fewer elements are no evidence
@@ -65,7 +73,19 @@ Shape = tuple[int, ...]
 _Rank = tuple[Value, TorchFile]  # the contents of an optimizer's file, and the file
 
 
-def ranks_in(path: Path, what: str = _WEIGHTS) -> list[str]:
+def has_ranks(path: Path) -> bool:
+    """Test for state dicts that each rank saves alone."""
+    return bool(_ranks_in(path)) or _has_items(path)
+
+
+def _has_items(path: Path) -> bool:
+    """Test for a folder of torch_checkpointing."""
+    return (path / _METADATA).is_file() and any(
+        match["what"] == _WEIGHTS for name in names_like(path, ".pt") if (match := _ITEM.fullmatch(name))
+    )
+
+
+def _ranks_in(path: Path, what: str = _WEIGHTS) -> list[str]:
     """Files of ranks with this prefix: weights, optimizers or other values."""
     found = ((name, _RANK.fullmatch(name)) for name in names_like(path, ".pt"))
     return [name for name, match in found if match is not None and match["what"] == what]
@@ -157,7 +177,10 @@ class _Ranks:
         If numbers cannot be matched to parameters, they are left out with a note. Raises: UcplError E455.
         """
         ranks = [(Value.of(part), part) for part in (read_torch_file(self.root, name) for name in files)]
-        groups = [(g, [n.whole() for n in g.at("params").items()]) for g in ranks[0][0].at("param_groups").items()]
+        groups = [
+            (g, [_number(n, self.parts) for n in g.at("params").items()])
+            for g in ranks[0][0].at("param_groups").items()
+        ]
         numbers = [number for _, some in groups for number in some]
         for top, part in ranks:
             self.not_read += unknown_keys(part.file, top.held, ("state", "param_groups"), by="torch")
@@ -165,13 +188,14 @@ class _Ranks:
             self.not_read += unknown_keys(part.file, states, {*numbers}, "state/", by="torch")
         mark = marks_among(extent for _, part in ranks for extent in part.extents())
         self.not_read += unlike(((part, "param_groups/", hypers_of(part.value)) for _, part in ranks), mark)
-        is_flat = any(self.numbered(top, n, part) == () for top, part in ranks for n in numbers)
+        is_named = any(isinstance(number, str) for number in numbers)
+        is_flat = not is_named and any(self.numbered(top, n, part) == () for top, part in ranks for n in numbers)
         if is_flat and not self.is_alone and {len(along) for along in self.along} != {1}:
             return self.unreadable(files, "its states are flat, over several dims of the mesh")
         sharing = [ranks[rank] for rank in self.sharing()] if is_flat else ranks
         of_groups = [some for _, some in groups]
-        found = self.told(of_groups, sharing, is_flat)
-        if self.is_alone:
+        found = self.named(of_groups) if is_named else self.told(of_groups, sharing, is_flat)
+        if self.is_alone and not is_named:
             is_flat, found = self.told_alone(of_groups, ranks, found)
         if isinstance(found, Unclear):
             which = f"`{found.name}` may have more than one" if found.name else "more than one order does"
@@ -197,13 +221,24 @@ class _Ranks:
             out.append(ParameterGroup(str(g), names, hyper, listed if listed != names else ()))
         return tuple(out)
 
+    def named(self, groups: list[list[Number]]) -> list[list[list[FlatMember]]]:
+        """Parameters of an optimizer's state dict that has their names.
+
+        A tied tensor has its states under one name.
+        """
+        listed = {str(name) for some in groups for name in some}
+        names = [name for name, held in self.parts.items() if held]
+        ties = self.ties(sorted(names, key=lambda name: name not in listed))
+        self.aliases = {name: owner for name, owner in ties.items() if owner in listed and name not in listed}
+        return [[[FlatMember(str(name), self.parts[str(name)][0].shape, 0)] for name in some] for some in groups]
+
     @property
     def is_alone(self) -> bool:
         """True for one rank of plain tensors, which FSDP does not cut."""
         return len(self.along) == 1 and all(not p.placements for parts in self.parts.values() for p in parts)
 
     def told_alone(
-        self, groups: list[list[int]], ranks: list[_Rank], by_shape: list[list[list[FlatMember]]] | Unclear
+        self, groups: list[list[Number]], ranks: list[_Rank], by_shape: list[list[list[FlatMember]]] | Unclear
     ) -> tuple[bool, list[list[list[FlatMember]]] | Unclear]:
         """Find the form of one rank's states, and its parameters.
 
@@ -222,7 +257,7 @@ class _Ranks:
         return ()
 
     def told(
-        self, groups: list[list[int]], ranks: list[_Rank], is_flat: bool
+        self, groups: list[list[Number]], ranks: list[_Rank], is_flat: bool
     ) -> list[list[list[FlatMember]]] | Unclear:
         """Match numbers to parameters, for each group.
 
@@ -277,7 +312,7 @@ class _Ranks:
             first.setdefault(along, rank)
         return [first[along] for along in sorted(first)]
 
-    def length(self, number: int, rank: _Rank) -> int:
+    def length(self, number: Number, rank: _Rank) -> int:
         """The number of elements of a rank's flat states.
 
         Raises: UcplError E455.
@@ -289,7 +324,7 @@ class _Ranks:
             each[-1].wrong(f"as many elements as the others of parameter {number}")
         return prod(sizes.pop()) if sizes else 0
 
-    def keep_runs(self, number: int, members: list[FlatMember], ranks: list[_Rank]) -> None:
+    def keep_runs(self, number: Number, members: list[FlatMember], ranks: list[_Rank]) -> None:
         """Cut the ranks' flat states into boxes of their parameters."""
         boxes: dict[str, dict[str, dict[Key, Extent]]] = {one.name: {} for one in members if 0 not in one.shape}
         low = 0
@@ -328,7 +363,7 @@ class _Ranks:
         for some in on_one_grid(self.root, name, shape, [weight, *self.runs[name]]):
             self.extents |= {(FILE, key): one for key, one in some.items()}
 
-    def numbered(self, top: Value, number: int, part: TorchFile) -> Shape | None:
+    def numbered(self, top: Value, number: Number, part: TorchFile) -> Shape | None:
         """The shape of a number's states.
 
         None: it has no states. (): they are flat, and no DTensors of several ranks.
@@ -342,7 +377,7 @@ class _Ranks:
                 return one.shape if one is not None else None
         return None
 
-    def keep_states(self, name: str, number: int, ranks: list[tuple[Value, TorchFile]]) -> None:
+    def keep_states(self, name: str, number: Number, ranks: list[tuple[Value, TorchFile]]) -> None:
         """Keep a number's states: DTensors, and the first rank's scalars."""
         found = []
         for rank, (top, part) in enumerate(ranks):
@@ -350,7 +385,7 @@ class _Ranks:
             for state, value in held.named() if held is not None else ():
                 if skips(state):
                     continue
-                if isinstance(value.held, Call) or (self.is_alone and _has_dims(value)):
+                if isinstance(value.held, Call) or ((self.is_alone or number == name) and _has_dims(value)):
                     one = _dtensor(value, part)
                     assert one is not None
                     if one.shape != self.parts[name][0].shape:
@@ -369,6 +404,20 @@ class _Ranks:
             self.scalars.setdefault(state, {})[name] = value.held
         else:
             value.wrong("a number or a DTensor")
+
+    def item(self, what: str, files: list[str]) -> Iterator[object]:
+        """The value of an item outside model and optimizer: the first rank's.
+
+        Other values of further ranks, and tensors that ranks cut, are not read.
+        """
+        ranks = [read_torch_file(self.root, name) for name in files]
+        if any(_has_parts(part.value) for part in ranks):
+            why = "an item outside model and optimizer with tensors that ranks cut"
+            self.not_read += [NotRead(name, why) for name in files]
+            return
+        mark = marks_among(extent for part in ranks for extent in part.extents())
+        self.not_read += unlike(((part, f"{what}/", part.value) for part in ranks), mark)
+        yield self.carry(Value.of(ranks[0]), ranks[0])
 
     def carry(self, value: Value, part: TorchFile) -> object:
         for step, tensor in tensors_of(value.held, part.file):
@@ -408,15 +457,16 @@ def opened_ranks(root: Path) -> Checkpoint:
 
     Raises: UcplError E452, E455, E456, E521, E522, and errors of reading files (E400-E427).
     """
-    names = _all_ranks(root, ranks_in(root))
+    items = _items_in(root) if _has_items(root) else {}
+    names = items[_WEIGHTS] if items else _all_ranks(root, _ranks_in(root))
     ranks = _Ranks(root)
-    optims = ranks_in(root, _OPTIM)
+    optims = items.get(_OPTIMIZER, []) if items else _ranks_in(root, _OPTIM)
     optims = [] if skips_optimizer(*optims, kind="file") else optims
     ahead(root / names[0], [partial(read_torch_file, root, name) for name in (*names, *optims)])
     for name in names:
         ranks.read(name)
     weights = [*ranks.parts]
-    if optims:
+    if optims and not items:
         optims = _all_ranks(root, optims, _OPTIM, len(names))
     groups = ranks.optimizer(optims) if optims else ()
     settled = {name: ranks.settle(name) for name, parts in ranks.parts.items() if parts}
@@ -424,9 +474,10 @@ def opened_ranks(root: Path) -> Checkpoint:
     degrees = mesh_settings(mesh, ranks.extents.values(), f"state dicts of {len(names)} ranks")
     for name in ranks.runs:
         ranks.align(name, mesh[name])
-    trained = {name for group in groups for name in group.members}
+    trained = {name for group in groups for name in group.members} if groups else settled.keys()
+    listed = {name for group in groups for name in group.every}
     tensors = tuple(
-        evolve(t, states=ranks.states.get(name, ()), kind=_kind(t.kind, name in trained or not groups))
+        evolve(t, states=ranks.states.get(name, ()), kind=_kind(t, name in trained, name in listed))
         for name in weights
         if (t := settled.get(name)) is not None and name not in ranks.aliases
     )
@@ -434,8 +485,10 @@ def opened_ranks(root: Path) -> Checkpoint:
     settings = {"prefix": Setting("", origin), "states": Setting(STATES if groups else "", origin)}
     settings |= {"masters": Setting(0, origin), "flat": Setting(0, origin), "file": Setting(FILE, origin)}
     settings |= degrees
-    extra = ranks_in(root, "extra_state")
+    extra = _ranks_in(root, "extra_state")
     others = [one for name in extra for one in _values_of(root, name)]
+    besides = {what: files for what, files in items.items() if what not in (_WEIGHTS, _OPTIMIZER)}
+    values: dict[object, object] = {what: value for what, files in besides.items() for value in ranks.item(what, files)}
     return Checkpoint(
         top=root,
         root=root,
@@ -452,12 +505,45 @@ def opened_ranks(root: Path) -> Checkpoint:
             groups=groups,
             scalars=ranks.scalars,
             blobs={EMPTY: ranks.empty} if ranks.empty else {},
+            carried=values,
         ),
-        files=(*names, *(optims if groups else ())),
+        files=(
+            *names,
+            *(optims if groups else ()),
+            *(name for what in values for name in items[str(what)]),
+            *((_METADATA,) if items else ()),
+        ),
         not_read=(*ranks.not_read, *others),
         notes=(*_missing(extra, len(names)), *_of_another_step(root, extra, ranks.scalars)),
         scalar_extents=ranks.scalar_extents,
     )
+
+
+def _items_in(root: Path) -> dict[str, list[str]]:
+    """Files of each item of torch_checkpointing, in the order of their ranks.
+
+    Raises: UcplError E452, E454, E455.
+    """
+    raw = read_small(root / _METADATA, _METADATA_MAX)
+    value = None if raw is None else loads(raw, _METADATA, alone=True)
+    ranks = Value(root / _METADATA, _METADATA, (), value).at("world_size").whole(1)
+    found: dict[str, dict[int, str]] = {}
+    for name in names_like(root, ".pt"):
+        if (match := _ITEM.fullmatch(name)) is not None:
+            found.setdefault(match["what"], {})[int(match["rank"])] = name
+    for what, files in found.items():
+        if (most := max(files) + 1) > ranks:
+            fail("E454", f"{root} has files of runs of {ranks} and of {most} ranks", Label(str(root / files[most - 1])))
+        missing = next((rank for rank in range(ranks) if rank not in files), None)
+        if missing is not None and what in (_WEIGHTS, _OPTIMIZER):
+            name = f"{what}_{missing}.pt"
+            fail("E452", f"{name} is missing: {ranks} ranks have saved", Label(str(root / name), "not there"))
+    return {what: [name for _, name in sorted(files.items())] for what, files in found.items()}
+
+
+def _has_parts(value: object) -> bool:
+    """Test whether a value has tensors that ranks cut."""
+    return any(isinstance(one, Global) and one.name in ("DTensor", _SHARDED) for _, one in walk(value))
 
 
 def _values_of(root: Path, name: str) -> Iterator[NotRead]:
@@ -489,9 +575,9 @@ def _of_another_step(root: Path, extra: list[str], scalars: dict[str, dict[str, 
             yield f"{name} is of step {counted.held}, the optimizer is of step {max(steps):g}"
 
 
-def _kind(kind: str, is_trained: bool) -> str:
+def _kind(tensor: NamedTensor, is_trained: bool, is_listed: bool) -> str:
     """The kind of a tensor: a parameter without training is frozen."""
-    return "frozen" if kind == "parameter" and not is_trained else kind
+    return "frozen" if (tensor.kind == "parameter" or is_listed) and not is_trained else tensor.kind
 
 
 def _all_ranks(root: Path, names: list[str], what: str = _WEIGHTS, ranks: int | None = None) -> list[str]:
@@ -510,7 +596,14 @@ def _all_ranks(root: Path, names: list[str], what: str = _WEIGHTS, ranks: int | 
     return [name for _, (name, _) in sorted(found.items())]
 
 
-def _has_states(top: Value, number: int) -> bool:
+def _number(value: Value, parts: Mapping[str, list[_Part]]) -> Number:
+    """A parameter's number, or its name."""
+    if isinstance(value.held, str) and not parts.get(value.held):
+        value.wrong("a parameter of the model")
+    return value.held if isinstance(value.held, str) else value.whole()
+
+
+def _has_states(top: Value, number: Number) -> bool:
     """Test whether a number has optimizer states: frozen parameters have none."""
     held = top.at("state").find(number)
     return held is not None and any(True for _ in held.named())

@@ -18,10 +18,11 @@ from attrs import field
 from ucpl.formats.matching import Slots, Unclear, match
 from ucpl.records import define, frozen
 
-__all__ = ["FlatMember", "Named", "members_of"]
+__all__ = ["FlatMember", "Named", "Number", "members_of"]
 
 WAYS_MAX = 200_000  # of the search: places in the optimizer's numbers, with elements that no unit has taken yet
 Shape = tuple[int, ...]
+Number = int | str  # of a parameter in an optimizer's state dict; or its name
 Named = tuple[str, Shape]
 
 
@@ -38,7 +39,7 @@ class FlatMember:
 
 
 def members_of(
-    params: Sequence[Named], groups: Sequence[Sequence[int]], lengths: Mapping[int, int | None], ranks: int
+    params: Sequence[Named], groups: Sequence[Sequence[Number]], lengths: Mapping[Number, int | None], ranks: int
 ) -> list[list[list[FlatMember]]] | Unclear:
     """Parameters of each number, for each group.
 

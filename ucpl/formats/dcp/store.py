@@ -36,10 +36,10 @@ class DCP:
             is_of_megatron,
             step_in,
         )  # most checkpoints are others
-        from ucpl.formats.dcp.per_rank import ranks_in
+        from ucpl.formats.dcp.per_rank import has_ranks
         from ucpl.formats.dcp.shards import shards_in
 
-        if path.is_dir() and (shards_in(path) or ranks_in(path) or is_apart(path) or flats_in(path)):
+        if path.is_dir() and (shards_in(path) or has_ranks(path) or is_apart(path) or flats_in(path)):
             return True
         return step_in(path) is not None or (has_chunks(path) and not is_of_megatron(path))
 
@@ -54,14 +54,14 @@ class DCP:
         from ucpl.formats.dcp.folders import is_apart, read_folders, step_in
         from ucpl.formats.dcp.masters import with_masters
         from ucpl.formats.dcp.metadata import read_metadata
-        from ucpl.formats.dcp.per_rank import opened_ranks, ranks_in
+        from ucpl.formats.dcp.per_rank import has_ranks, opened_ranks
         from ucpl.formats.dcp.shards import opened_shards, shards_in
 
         if (step := step_in(path)) is not None:
             return evolve(self.open(step, prefix, states), top=path)
         if shards_in(path):
             return opened_shards(path)
-        if ranks_in(path):
+        if has_ranks(path):
             return with_masters(opened_ranks(path))
         if flats_in(path):
             return with_masters(opened_flats(path))
