@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from attrs import evolve
 
-from ucpl.conversion.companion_checks import findings_of, held_weights, side_by_side, told
+from ucpl.conversion.companion_checks import companion_notes, compare_companions, findings_of, held_weights
 from ucpl.conversion.demanded import found_in
 from ucpl.conversion.engine import Engine, asked_of, planned
 from ucpl.conversion.keywords import DataPlane, ToApply, ToConvert, ToPlan, ToVerify, bounds_of, given_from
@@ -25,7 +25,7 @@ from ucpl.conversion.requests import Given, called, library_of, model_named
 from ucpl.conversion.side import Side
 from ucpl.conversion.sides import source_side as describe
 from ucpl.conversion.sides import target_side as aim
-from ucpl.conversion.weights import looked_through, opened_to_look_at
+from ucpl.conversion.weights import open_for_comparison, open_for_inspection
 from ucpl.errors import UcplError
 from ucpl.records import frozen
 from ucpl.storage.lifetimes import scoped
@@ -117,7 +117,7 @@ def convert(source: Here, target: Here, to: str, **how: Unpack[ToConvert]) -> Co
     model = how.get("model")
     given = given_from(how, model_named(model) if model else None)
     done = Engine(resolve_target(target), how).convert(asked_of(resolve_source(source), to, how.get("layout")), given)
-    made, known, report = done.ready.prepared, done.ready.checked, done.report
+    made, known, report = done.ready.prepared, done.ready.companions, done.report
     assert made is not None
     assert known is not None
     return Converted(done.ready.plan, evolve(report, remarks=(*made.odd, *report.remarks, *known.said)))
@@ -184,11 +184,11 @@ def compare(
             opened = open_headers(path, described, given)
             return opened, describe(opened, described, given)
 
-        return opened_to_look_at(read) if weights else looked_through(read)
+        return open_for_inspection(read) if weights else open_for_comparison(read)
 
     (ours, here), (theirs, there) = side_of(a, a_layout), side_of(b, b_layout)
     found = likeness(ours, here.placement, theirs, there.placement, weights=weights, **bounds)
-    return evolve(found, around=side_by_side(ours, theirs))
+    return evolve(found, around=compare_companions(ours, theirs))
 
 
 @scoped()
@@ -211,7 +211,7 @@ def verify(checkpoint: Here, *, against: Here | None = None, **how: Unpack[ToVer
     def read(given: Given) -> Side:
         return describe(open_headers(checkpoint, described, given), described, given)
 
-    side = opened_to_look_at(read, given)
+    side = open_for_inspection(read, given)
     opened = side.checkpoint
     assert opened is not None
     reference = how.get("reference")
@@ -231,7 +231,7 @@ def verify(checkpoint: Here, *, against: Here | None = None, **how: Unpack[ToVer
     passed = entries_of(("not read", one.kind, one.name, one.why) for one in not_read_of(opened))
     notes = (
         *found.notes,
-        *told(opened),
+        *companion_notes(opened),
         *(f"not read: {entry}" for entry in passed),
         *(str(one) for one in held if not one.differs),
         *loader.notes,
@@ -252,7 +252,7 @@ def infer(checkpoint: Here) -> Inferred:
     """
     from ucpl.conversion.opening import infer as made
 
-    return opened_to_look_at(lambda given: made(open_headers(checkpoint, None, given)))
+    return open_for_inspection(lambda given: made(open_headers(checkpoint, None, given)))
 
 
 # ---- the steps of a conversion, one by one -----------------------------------------------------------------------------

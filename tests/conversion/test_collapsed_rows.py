@@ -10,7 +10,7 @@ import re
 import pytest
 
 from tests.docs.blocks import located
-from ucpl.conversion.collapsed_rows import folded, numbers
+from ucpl.conversion.collapsed_rows import collapsed_lines, numbers
 from ucpl.conversion.showing import located as told
 from ucpl.placement import Placement
 
@@ -64,7 +64,7 @@ layout x(dp) of m {
 
 def rows(placement: Placement, rank: int | None = None) -> list[tuple[str, int]]:
     """Names with the number of tensors that each represents."""
-    heads = [line for line in folded(placement, rank) if not line.startswith(" ")]
+    heads = [line for line in collapsed_lines(placement, rank) if not line.startswith(" ")]
     found = []
     for line in heads:
         count = re.search(r"  x ([\d,]+)$", line)
@@ -79,7 +79,7 @@ def test_layers_and_experts_that_are_alike_are_one_row_and_others_are_distinguis
 
 
 def test_the_boxes_say_which_elements() -> None:
-    lines = list(folded(located(MODEL, "x(tp = 2)"), None))
+    lines = list(collapsed_lines(located(MODEL, "x(tp = 2)"), None))
     assert lines[0] == "weight     0_{0..2}: layers.{2..5}.experts.{0..4}.up [4, 6], ranks 0..2  x 24"
     assert lines[1] == "           at 0: 1x1x4x6 from up[l=2..5, e=0..4, f=0, 4, h=0]"
 
@@ -101,13 +101,15 @@ def test_every_stored_tensor_is_in_one_row(text: str, call: str) -> None:
 
 def test_single_rows_keep_their_text() -> None:
     placement = located(STATES, "x(dp = 3)")
-    alone = [line for line in folded(placement, 0) if line.startswith("exp_avg")]
+    alone = [line for line in collapsed_lines(placement, 0) if line.startswith("exp_avg")]
     assert alone == [line for line in told(placement, 0, each=True) if line.startswith("exp_avg")]
 
 
 def test_rows_do_not_grow_with_what_is_alike() -> None:
     many = MODEL.replace("l = 5, e = 4", "l = 61, e = 256")
-    assert len(list(folded(located(many, "x()"), None))) == len(list(folded(located(MODEL, "x()"), None)))
+    assert len(list(collapsed_lines(located(many, "x()"), None))) == len(
+        list(collapsed_lines(located(MODEL, "x()"), None))
+    )
 
 
 @pytest.mark.parametrize(

@@ -59,13 +59,13 @@ def arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace, console: Console) -> int:
     from ucpl.cli.options import whole_number
-    from ucpl.conversion.contingency import Wish, contingencies
+    from ucpl.conversion.contingency import LossRequest, contingencies
 
     unit, size = unit_of(options.unit)
     lose = losses_of(options.lose)
     keep = frozenset(name.strip() for name in options.keep.split(",") if name.strip())
     room = memory_of(options.room, "--room") if options.room else None
-    wish = Wish(lose, size, keep, room, whole_number("--best", options.best, LOSSES_MAX, "write --best 3"))
+    wish = LossRequest(lose, size, keep, room, whole_number("--best", options.best, LOSSES_MAX, "write --best 3"))
     known = bandwidths_of(options.bandwidths)
     folder = Path(options.output) if options.output else None
     (ranks, held), losses = contingencies(options.source, wish, given_of(options))

@@ -165,11 +165,11 @@ def _ready_lines(ready: Ready) -> list[str]:
 
     plan, source = ready.plan, ready.source
     out = plan_lines(plan)
-    if ready.prepared is not None and ready.checked is not None:
+    if ready.prepared is not None and ready.companions is not None:
         out += [f"not stored    {text}" for text in source.missing_tensors]
         out += [f"remark        {text}" for text in ready.prepared.odd]
         out += [f"to load it    {text}" for text in format_named(plan.target.framework).advice(source, plan.target)]
-        return out + container_lines(source, plan) + [f"companions    {one}" for one in ready.checked.held]
+        return out + container_lines(source, plan) + [f"companions    {one}" for one in ready.companions.held]
     out += container_lines(source, plan)
     files = source.container.files if source.container is not None else ()
     if any(f.rule is not None and f.rule.fate == "weights" for f in files):

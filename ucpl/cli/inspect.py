@@ -34,9 +34,9 @@ def arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace, console: Console) -> int:
     from ucpl.conversion.facts import facts
     from ucpl.conversion.opening import open_checkpoint
-    from ucpl.conversion.weights import opened_to_look_at
+    from ucpl.conversion.weights import open_for_inspection
 
-    checkpoint = opened_to_look_at(lambda given: open_checkpoint(options.checkpoint, given=given))
+    checkpoint = open_for_inspection(lambda given: open_checkpoint(options.checkpoint, given=given))
     found = facts(checkpoint)
     if options.html is not None:
         from ucpl.pictures.html_checkpoint import checkpoint_html

@@ -25,7 +25,7 @@ from ucpl.conversion.degrees import (
     call_at,
     degrees_of,
     degrees_text,
-    hangs_on_a_number,
+    depends_on_numbers,
     has_files,
     is_used,
     open_parameters,
@@ -33,7 +33,7 @@ from ucpl.conversion.degrees import (
 )
 from ucpl.conversion.drawn_lists import call_with_lists, dims_of, list_parameters, lists_text
 from ucpl.conversion.drawn_sizes import Sizes, lets_of
-from ucpl.conversion.error_causes import rests_on_a_try, same_place
+from ucpl.conversion.error_causes import depends_on_trials, same_place
 from ucpl.conversion.forms import demand_names
 from ucpl.conversion.planning import closed_call
 from ucpl.conversion.requests import Called, Given
@@ -427,7 +427,7 @@ class _Checker:
             if isinstance(error.diagnostics[0].about, ListTrial):
                 return error.diagnostics[0].message
             was_tried = any(p.default is None for p in node.parameters) or self.open_numbers(node)
-            if was_tried and hangs_on_a_number(error) and self.may_suit_others(node, base, error.diagnostics[0]):
+            if was_tried and depends_on_numbers(error) and self.may_suit_others(node, base, error.diagnostics[0]):
                 return error.diagnostics[0].message
             raise
         return ""
@@ -437,7 +437,7 @@ class _Checker:
 
         The fault depends on a trial value, or other values do not have it.
         """
-        if rests_on_a_try(found, self.library, self.given.sizes, has_config=self.given.config is not None):
+        if depends_on_trials(found, self.library, self.given.sizes, has_config=self.given.config is not None):
             return True
         open_ones = [p.name for p in node.parameters if p.default is None]
         is_met = False
@@ -774,7 +774,7 @@ class _Drawing:
 
         Without a config, other errors than those of elements can come from numbers that no config has.
         """
-        if hangs_on_a_number(found):
+        if depends_on_numbers(found):
             return False
         return self.error is None or found.diagnostics[0].code.startswith(_OF_ANY_SIZE)
 

@@ -18,7 +18,7 @@ from ucpl.placement import Part, Placement
 from ucpl.records import define, frozen
 from ucpl.tables import I64, Block
 
-__all__ = ["folded"]
+__all__ = ["collapsed_lines"]
 
 _SHOWN = 6  # numbers without a step, before the rest is left out
 
@@ -48,7 +48,7 @@ class _Row:
     lows: list[list[set[int]]] = field(factory=list)
 
 
-def folded(placement: Placement, rank: int | None) -> Iterator[str]:
+def collapsed_lines(placement: Placement, rank: int | None) -> Iterator[str]:
     """Lines for all stored tensors, or those of one rank."""
     for part in placement.parts:
         for same, row in _rows(part, rank).items():

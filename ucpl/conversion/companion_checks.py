@@ -23,7 +23,7 @@ from ucpl.registry import format_named, format_of_models
 from ucpl.storage.reading import fetch_all
 
 if TYPE_CHECKING:
-    from ucpl.conversion.companion_writing import Anew
+    from ucpl.conversion.companion_writing import RewrittenFiles
     from ucpl.conversion.keywords import DataPlane
     from ucpl.conversion.planning import Prepared
     from ucpl.extents import Extent, Key
@@ -32,7 +32,15 @@ if TYPE_CHECKING:
     from ucpl.placement import Placement
     from ucpl.verification.companions import Agreement
 
-__all__ = ["Checked", "HeldWeights", "checked", "findings_of", "held_weights", "side_by_side", "told"]
+__all__ = [
+    "DecidedCompanions",
+    "HeldWeights",
+    "decide_companions",
+    "findings_of",
+    "held_weights",
+    "compare_companions",
+    "companion_notes",
+]
 
 _SAFETENSORS = re.compile(r"(?P<stem>.+?)(?:-[0-9]+-of-[0-9]+)?\.safetensors(?:\.index\.json)?")
 CHUNK = 1 << 20
@@ -151,16 +159,16 @@ def _called(model: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
 
 
 @frozen(eq=False)
-class Checked:
+class DecidedCompanions:
     """The source of a conversion with decided companion weights."""
 
     source: Checkpoint
     held: tuple[HeldWeights, ...] = ()  # the files that are copied
-    anew: tuple[Anew, ...] = ()
+    rewritten: tuple[RewrittenFiles, ...] = ()
     said: tuple[str, ...] = ()
 
 
-def checked(made: Prepared, bounds: DataPlane, *, look: bool = True) -> Checked:
+def decide_companions(made: Prepared, bounds: DataPlane, *, look: bool = True) -> DecidedCompanions:
     """Decide on companion weights: copy, make anew, or leave out by name.
 
     They are copied if they equal the target's shards.
@@ -174,15 +182,17 @@ def checked(made: Prepared, bounds: DataPlane, *, look: bool = True) -> Checked:
     container = source.container
     target = format_named(made.plan.target.framework)
     if container is None or target.container or not container.kind.holds(target):
-        return Checked(source)
+        return DecidedCompanions(source)
     dropped = {name for name, fate in made.plan.carry.items() if fate == "drop"}
     known = _Decided(container.without(dropped))
     for name, files in _weights_of(known.container).items():
         known.decide(made, name, files, bounds if look else None)
-    known.texts(with_dtype(known.container, tuple(known.anew)))
+    known.texts(with_dtype(known.container, tuple(known.rewritten)))
     gone = tuple(file for file in container.files if file.name in dropped)
     kept = evolve(known.container, files=(*known.container.files, *gone))
-    return Checked(evolve(source, container=kept), tuple(known.held), tuple(known.anew), tuple(known.said))
+    return DecidedCompanions(
+        evolve(source, container=kept), tuple(known.held), tuple(known.rewritten), tuple(known.said)
+    )
 
 
 @define
@@ -191,7 +201,7 @@ class _Decided:
 
     container: Container
     held: list[HeldWeights] = field(factory=list)
-    anew: list[Anew] = field(factory=list)
+    rewritten: list[RewrittenFiles] = field(factory=list)
     said: list[str] = field(factory=list)
 
     def decide(self, made: Prepared, name: str, files: tuple[str, ...], bounds: DataPlane | None) -> None:
@@ -199,11 +209,11 @@ class _Decided:
 
         bounds: None: elements are not compared.
         """
-        from ucpl.conversion.companion_writing import Impossible, anew, wished
+        from ucpl.conversion.companion_writing import CannotRewrite, rewritten_files, wanted_files
 
         assert made.checkpoint is not None
         try:
-            wish = wished(made, self.container, name, files)
+            wish = wanted_files(made, self.container, name, files)
         except UcplError as error:
             if error.is_of_the_disk:
                 raise
@@ -218,20 +228,23 @@ class _Decided:
             self._mark(files, held=True)
             return
         try:
-            self.anew.append(anew(made, self.container, wish))
-            there = {line.file for line in wish.lines} | {*self.anew[-1].texts}
+            self.rewritten.append(rewritten_files(made, self.container, wish))
+            there = {line.file for line in wish.lines} | {*self.rewritten[-1].texts}
             empty = {name: f"nothing is left of it: {why}" for name in files if name not in there}
             self.container = evolve(self.container.without({*empty}), skipped={**self.container.skipped, **empty})
             self._mark(files, anew=why)
             self.said.append(f"{name} is written anew: {why}")
-        except Impossible as error:
+        except CannotRewrite as error:
             left = dict.fromkeys(files, f"{why}; {error}")
             self.said.append(f"{name} is left out: {left[files[0]]}")
             self.container = evolve(self.container.without({*files}), skipped={**self.container.skipped, **left})
 
     def texts(self, found: dict[str, str]) -> None:
         if found:
-            self.anew = [evolve(self.anew[0], texts={**self.anew[0].texts, **found}), *self.anew[1:]]
+            self.rewritten = [
+                evolve(self.rewritten[0], texts={**self.rewritten[0].texts, **found}),
+                *self.rewritten[1:],
+            ]
             self._mark(tuple(found), anew="as the weights are now")
 
     def _mark(self, names: tuple[str, ...], *, held: bool = False, anew: str = "") -> None:
@@ -248,7 +261,7 @@ def findings_of(checkpoint: Checkpoint, held: tuple[HeldWeights, ...]) -> tuple[
     )
 
 
-def told(checkpoint: Checkpoint) -> tuple[str, ...]:
+def companion_notes(checkpoint: Checkpoint) -> tuple[str, ...]:
     """The kind of the folder around the shards, and its suspicious files."""
     container = checkpoint.container
     if container is None:
@@ -262,7 +275,7 @@ def told(checkpoint: Checkpoint) -> tuple[str, ...]:
 # ---- two folders -----------------------------------------------------------------------------------------------------
 
 
-def side_by_side(a: Checkpoint, b: Checkpoint) -> tuple[str, ...]:
+def compare_companions(a: Checkpoint, b: Checkpoint) -> tuple[str, ...]:
     """Compare the folders around two checkpoints.
 
     The lines name the kinds of the folders and their equal files. None of this is part of the state.

@@ -32,7 +32,15 @@ if TYPE_CHECKING:
     from ucpl.placement import Placement
     from ucpl.planning.plan import Plan
 
-__all__ = ["Anew", "Impossible", "Wish", "anew", "own_names", "wished", "with_dtype"]
+__all__ = [
+    "RewrittenFiles",
+    "CannotRewrite",
+    "WantedFiles",
+    "rewritten_files",
+    "own_names",
+    "wanted_files",
+    "with_dtype",
+]
 
 INDEX = ".index.json"
 LAYOUT = "beside"
@@ -40,12 +48,12 @@ CONFIG = "config.json"
 _UNSPELLED = frozenset('*{}"\\')  # characters that a quoted name cannot contain literally
 
 
-class Impossible(Exception):
+class CannotRewrite(Exception):
     """Why files of weights cannot be written anew."""
 
 
 @frozen
-class Line:
+class WantedTensor:
     """One tensor of a target's file.
 
     `owner`: the first name of the tensor, if `path` is its second name.
@@ -60,7 +68,7 @@ class Line:
 
 
 @frozen(eq=False)
-class Wish:
+class WantedFiles:
     """The tensors that the target's files of one model should hold.
 
     `why`: the difference from the headers of the present files; empty if there is none. Elements are not compared.
@@ -68,16 +76,16 @@ class Wish:
 
     name: str  # "model.safetensors"
     files: tuple[str, ...]  # shards and their index
-    lines: tuple[Line, ...]
+    lines: tuple[WantedTensor, ...]
     why: str = ""
     foreign: tuple[str, ...] = ()  # tensors of the files that the shards lack
 
 
 @frozen(eq=False)
-class Anew:
+class RewrittenFiles:
     """Files of weights made for a target, and their index texts."""
 
-    wish: Wish
+    wish: WantedFiles
     plan: Plan
     texts: dict[str, str] = field(factory=dict)  # their index, by its name below the container
 
@@ -103,7 +111,7 @@ def own_names(checkpoint: Checkpoint, name: str) -> dict[str, str]:
 # ---- the content of the files ---------------------------------------------------------------------------------------------
 
 
-def wished(made: Prepared, container: Container, name: str, files: tuple[str, ...]) -> Wish:
+def wanted_files(made: Prepared, container: Container, name: str, files: tuple[str, ...]) -> WantedFiles:
     """The tensors that the target's files of this name should hold.
 
     Raises: UcplError if the headers of the present files cannot be read.
@@ -115,7 +123,7 @@ def wished(made: Prepared, container: Container, name: str, files: tuple[str, ..
     ours, theirs = _tensors(source.state.tensors), _tensors(plan.target.tensors)
     own = own_names(source, name)
     there = open_files(container.top, [file for file in files if not file.endswith(INDEX)])
-    lines: list[Line] = []
+    lines: list[WantedTensor] = []
     why: list[str] = []
     foreign: list[str] = []
     for (file, key), extent in there.extents.items():
@@ -126,16 +134,16 @@ def wished(made: Prepared, container: Container, name: str, files: tuple[str, ..
             (foreign if was is None else why).append(f"{path} is left out" if was is not None else path)
             continue
         dtype = now.dtype if was is None or extent.dtype == was.dtype else extent.dtype
-        lines.append(Line(path, str(key[0]), file, dtype, now.shape, owner if owner != path else ""))
+        lines.append(WantedTensor(path, str(key[0]), file, dtype, now.shape, owner if owner != path else ""))
         if dtype != extent.dtype:
             why.append(f"in {dtype}, {extent.dtype} in the source's")
         elif now.shape != extent.shape:
             why.append(f"{path} is {list(now.shape)}, {list(extent.shape)} in the source's")
     if not own and lines:
         new = [t for t in theirs.values() if t.name not in ours]
-        lines += [Line(t.name, t.name, lines[-1].file, t.dtype, t.shape) for t in new]
+        lines += [WantedTensor(t.name, t.name, lines[-1].file, t.dtype, t.shape) for t in new]
         why += [f"{t.name} is new" for t in new]
-    return Wish(name, files, tuple(lines), _few(why), tuple(foreign))
+    return WantedFiles(name, files, tuple(lines), _few(why), tuple(foreign))
 
 
 def _tensors(tensors: tuple[NamedTensor, ...]) -> dict[str, NamedTensor]:
@@ -151,27 +159,27 @@ def _few(why: list[str]) -> str:
 # ---- how they are made ------------------------------------------------------------------------------------------------------
 
 
-def anew(made: Prepared, container: Container, wish: Wish) -> Anew:
-    """The conversion that makes them. Raises: Impossible."""
+def rewritten_files(made: Prepared, container: Container, wish: WantedFiles) -> RewrittenFiles:
+    """The conversion that makes them. Raises: CannotRewrite."""
     if not wish.lines:
-        raise Impossible(f"nothing is left of {wish.name}")
+        raise CannotRewrite(f"nothing is left of {wish.name}")
     if wish.foreign:
-        raise Impossible(f"the shards have no {wish.foreign[0]}, which {wish.name} has")
+        raise CannotRewrite(f"the shards have no {wish.foreign[0]}, which {wish.name} has")
     odd = next(
         (line for line in wish.lines if "/" in line.key or _UNSPELLED & {*line.path, *line.key, *line.file}), None
     )
     if odd is not None:
-        raise Impossible(f"{odd.key} cannot be written in a layout")
+        raise CannotRewrite(f"{odd.key} cannot be written in a layout")
     try:
         plan = _plan(made, wish)
     except UcplError as error:
-        raise Impossible(
+        raise CannotRewrite(
             f"{wish.name} cannot be made of the target's tensors: {error.diagnostics[0].message}"
         ) from None
-    return Anew(wish, plan, _indexes(container, wish))
+    return RewrittenFiles(wish, plan, _indexes(container, wish))
 
 
-def _plan(made: Prepared, wish: Wish) -> Plan:
+def _plan(made: Prepared, wish: WantedFiles) -> Plan:
     """From the source's shards to these files alone."""
     from ucpl.conversion.planning import dtype_of
     from ucpl.graph import build
@@ -190,7 +198,7 @@ def _plan(made: Prepared, wish: Wish) -> Plan:
     return order(graph, name=LAYOUT, spec_digest=digest)
 
 
-def _from_masters(source: Side, wish: Wish) -> Placement:
+def _from_masters(source: Side, wish: WantedFiles) -> Placement:
     """The source without weights that are better computed from their masters.
 
     These are the weights that are stored in another dtype than the file needs.
@@ -202,7 +210,7 @@ def _from_masters(source: Side, wish: Wish) -> Placement:
     return without_weights(source.placement, with_masters(source.placement) & other)
 
 
-def _side(target: Side, wish: Wish) -> Side:
+def _side(target: Side, wish: WantedFiles) -> Side:
     """The files as a layout over their tensors of the target's model."""
     from ucpl.conversion.filling import with_fills
     from ucpl.conversion.requests import Called
@@ -211,7 +219,7 @@ def _side(target: Side, wish: Wish) -> Side:
     from ucpl.layout import load
 
     if target.given.model is None or not target.called.is_of_any:
-        raise Impossible("the target is of a model of its own")
+        raise CannotRewrite("the target is of a model of its own")
     dtypes = {line.owner or line.path: line.dtype for line in wish.lines}
     aliases = {line.path for line in wish.lines if line.owner}
     items: list[nodes.ModelItem] = []
@@ -231,7 +239,7 @@ def _side(target: Side, wish: Wish) -> Side:
     return located(one, given)
 
 
-def _text(wish: Wish) -> str:
+def _text(wish: WantedFiles) -> str:
     """`layout beside()`, with one line for each tensor.
 
     If a file has only second names of a tensor, the first of them is the tensor's line.
@@ -251,7 +259,7 @@ def _text(wish: Wish) -> str:
     return "\n".join([*out, "  * is alias = none", "  derive fp32 from weight", "}", ""])
 
 
-def _indexes(container: Container, wish: Wish) -> dict[str, str]:
+def _indexes(container: Container, wish: WantedFiles) -> dict[str, str]:
     """The index of several files, with their present tensors and sizes."""
     found: dict[str, str] = {}
     for name in (file for file in wish.files if file.endswith(INDEX)):
@@ -259,7 +267,7 @@ def _indexes(container: Container, wish: Wish) -> dict[str, str]:
             value = json.loads(_text_of(container, name))
             metadata = dict(value.get("metadata") or {})
         except (ValueError, TypeError, AttributeError, RecursionError):
-            raise Impossible(f"{name} cannot be read") from None
+            raise CannotRewrite(f"{name} cannot be read") from None
         elements = {line.key: _numel(line.shape) for line in wish.lines}
         metadata["total_size"] = sum(elements[line.key] * DTYPES[line.dtype].itemsize for line in wish.lines)
         if "total_parameters" in metadata:
@@ -285,7 +293,7 @@ def _numel(shape: tuple[int, ...]) -> int:
     return out
 
 
-def with_dtype(container: Container, made: tuple[Anew, ...]) -> dict[str, str]:
+def with_dtype(container: Container, made: tuple[RewrittenFiles, ...]) -> dict[str, str]:
     """config.json with the dtype and vocabulary of the model's files.
 
     The result is empty if the file has these already, or if there is no such file.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ucpl.layout import Layout
     from ucpl.planning.plan import Plan
 
-__all__ = ["Choice", "Loss", "Wish", "contingencies"]
+__all__ = ["Choice", "Loss", "LossRequest", "contingencies"]
 
 DATA = (
     "dp",
@@ -42,7 +42,7 @@ Degrees = dict[str, int]
 
 
 @frozen
-class Wish:
+class LossRequest:
     """The request: lost units, ranks per unit, and conditions."""
 
     lose: tuple[int, ...]
@@ -74,7 +74,7 @@ class Loss:
     refused: tuple[tuple[str, str], ...]  # calls that do not fit, and why; those that would have used most ranks first
 
 
-def contingencies(source: str, wish: Wish, given: Given) -> tuple[tuple[int, int], Iterator[Loss]]:
+def contingencies(source: str, wish: LossRequest, given: Given) -> tuple[tuple[int, int], Iterator[Loss]]:
     """The result of each loss, and the source's size.
 
     The source's size is its number of ranks, and the bytes of its largest rank. It is the first result.
@@ -103,7 +103,7 @@ class _Search:
     one: Called
     base: Side
     given: Given
-    wish: Wish
+    wish: LossRequest
     plans: dict[tuple[tuple[str, int], ...], Choice] = field(factory=dict)
 
     @property

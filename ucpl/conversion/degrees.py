@@ -29,7 +29,7 @@ __all__ = [
     "combinations",
     "degrees_of",
     "degrees_text",
-    "hangs_on_a_number",
+    "depends_on_numbers",
     "is_part",
     "open_parameters",
     "try_degrees",
@@ -56,7 +56,7 @@ class ListTrial:
     """The mark of an error at a drawn list: another may suit."""
 
 
-def hangs_on_a_number(error: UcplError) -> bool:
+def depends_on_numbers(error: UcplError) -> bool:
     found = error.diagnostics[0]
     return found.code in OF_A_NUMBER or isinstance(found.about, ListTrial)
 
@@ -185,7 +185,7 @@ class _Search:
             self.attempt(degrees)
         except UcplError as error:
             self.last = error.diagnostics[0]
-            if hangs_on_a_number(error):
+            if depends_on_numbers(error):
                 if error.diagnostics[0].code == _TOO_MANY:
                     self.too_many = error.diagnostics[0].message
                 self.why.setdefault(axis, f"at {degrees_text(degrees)}, {error.diagnostics[0].message}")

@@ -22,7 +22,16 @@ if TYPE_CHECKING:
     from ucpl.extents.pipeline import Pipeline
     from ucpl.files.checkpoint import Checkpoint
 
-__all__ = ["BY_GROUP", "demand_layers", "dropped", "frozen", "joined", "lessened", "regrown", "shortened"]
+__all__ = [
+    "BY_GROUP",
+    "demand_layers",
+    "without_dropped",
+    "without_frozen",
+    "with_trained_members",
+    "changed_source",
+    "with_changed_groups",
+    "schedule_notes",
+]
 
 Gone = Mapping[str, Sequence[str]]  # see changes.Changes.gone
 V = TypeVar("V")
@@ -31,17 +40,17 @@ V = TypeVar("V")
 BY_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs", "max_lrs", "base_momentums", "max_momentums")
 
 
-def lessened(checkpoint: Checkpoint, gone: Gone) -> Checkpoint:
+def changed_source(checkpoint: Checkpoint, gone: Gone) -> Checkpoint:
     """The source after all four changes, for the layout of a target.
 
     Raises: UcplError E328.
     """
-    for change in (dropped, frozen, regrown, joined):
+    for change in (without_dropped, without_frozen, with_changed_groups, with_trained_members):
         checkpoint = change(checkpoint, gone)
     return checkpoint
 
 
-def dropped(checkpoint: Checkpoint, gone: Gone) -> Checkpoint:
+def without_dropped(checkpoint: Checkpoint, gone: Gone) -> Checkpoint:
     """Without the tensors that are dropped by name.
 
     Raises: UcplError E328 if a layer keeps a tensor of one expert alone.
@@ -71,12 +80,12 @@ def dropped(checkpoint: Checkpoint, gone: Gone) -> Checkpoint:
     return _with_parallel(made, evolve(made.state.parallel, pipeline=pipeline, experts=experts))
 
 
-def frozen(checkpoint: Checkpoint, gone: Gone) -> Checkpoint:
+def without_frozen(checkpoint: Checkpoint, gone: Gone) -> Checkpoint:
     """Without the optimizer's numbers of parameters that are frozen by name."""
     return _untrained(checkpoint, frozenset(gone.get("numbers", ())) - frozenset(gone.get("names", ())))
 
 
-def regrown(checkpoint: Checkpoint, gone: Gone) -> Checkpoint:
+def with_changed_groups(checkpoint: Checkpoint, gone: Gone) -> Checkpoint:
     """Remove groups without parameters, and add new groups like old ones."""
     if not gone or not (gone["groups"] or gone["new"]):
         return checkpoint
@@ -90,7 +99,7 @@ def regrown(checkpoint: Checkpoint, gone: Gone) -> Checkpoint:
     return evolve(checkpoint, state=evolve(known, blobs=blobs, groups=groups))
 
 
-def joined(checkpoint: Checkpoint, gone: Gone) -> Checkpoint:
+def with_trained_members(checkpoint: Checkpoint, gone: Gone) -> Checkpoint:
     """With the parameters that are trained from here on in their groups."""
     trained = frozenset(gone.get("trained", ()))
     if not trained:
@@ -150,7 +159,7 @@ def _joined(group: ParameterGroup, gone: Gone) -> ParameterGroup:
 # ---- schedules ---------------------------------------------------------------------------------------------------------
 
 
-def shortened(checkpoint: Checkpoint | None, gone: Gone) -> tuple[str, ...]:
+def schedule_notes(checkpoint: Checkpoint | None, gone: Gone) -> tuple[str, ...]:
     """Notes on a schedule that loses or gains places of groups."""
     if checkpoint is None or not gone:
         return ()

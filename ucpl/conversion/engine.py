@@ -16,11 +16,11 @@ from ucpl.conversion.keywords import ToApply, bounds_of, options_from
 from ucpl.conversion.places import refuse_existing, with_parents
 from ucpl.conversion.running import rehearsed, run
 from ucpl.conversion.staging import clear_made, with_made
-from ucpl.conversion.target_passes import AfterPasses, applied
+from ucpl.conversion.target_passes import AfterPasses, apply_target_passes
 from ucpl.records import frozen
 
 if TYPE_CHECKING:
-    from ucpl.conversion.companion_checks import Checked
+    from ucpl.conversion.companion_checks import DecidedCompanions
     from ucpl.conversion.planning import Asked, Prepared
     from ucpl.conversion.requests import Given
     from ucpl.files.checkpoint import Checkpoint
@@ -41,7 +41,7 @@ class Ready:
     plan: Plan
     source: Checkpoint
     prepared: Prepared | None = None  # None: the plan was made earlier
-    checked: Checked | None = None
+    companions: DecidedCompanions | None = None
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -126,8 +126,8 @@ class Engine:
         refuse_existing(self.target, self.how)
         with with_parents(self.target):
             ready = self._ready(asked, given, look=True)
-            assert ready.checked is not None
-            with with_made(ready.checked, self.target, self.how) as source:
+            assert ready.companions is not None
+            with with_made(ready.companions, self.target, self.how) as source:
                 return self._run(evolve(ready, source=source), _after_passes(ready, source))
 
     def rehearse(self, asked: Asked, given: Given) -> Rehearsed:
@@ -149,7 +149,7 @@ class Engine:
             if self._leads:  # the other ranks wait for its next message
                 self._demand_one_step(ready, None)
                 clear_made(self.target)
-            return self._run(ready, applied(ready.source, ready.plan))
+            return self._run(ready, apply_target_passes(ready.source, ready.plan))
 
     @property
     def _leads(self) -> bool:
@@ -162,10 +162,10 @@ class Engine:
     def _ready(self, asked: Asked, given: Given, *, look: bool) -> Ready:
         """Open, plan and check. look: compare companion weights with the shards, too."""
         from ucpl.conversion.accounting import with_account
-        from ucpl.conversion.companion_checks import checked
+        from ucpl.conversion.companion_checks import decide_companions
 
         made = planned(asked, given)
-        known = checked(made, bounds_of(self.how), look=look)
+        known = decide_companions(made, bounds_of(self.how), look=look)
         plan = made.plan if known.source is made.checkpoint else with_account(made.plan, known.source)
         ready = self._said(Ready(plan, known.source, made, known))
         self._demand_one_step(ready, made.source.placement)

@@ -18,7 +18,7 @@ from ucpl.layout import Library
 from ucpl.layout.axes import UnevenCut
 from ucpl.layout.scope import at
 
-__all__ = ["rests_on_a_try", "same_place"]
+__all__ = ["depends_on_trials", "same_place"]
 
 # Errors that a spec can cause alone: by the number, the condition or the range at the place of the error.
 _SAID_ALONE = frozenset(("E104", "E108", "E132", "E140", "E145", "E160", "E161", "E204", "E210"))
@@ -33,7 +33,7 @@ def _place(label: Label) -> tuple[str, int | None, int | None, int]:
     return label.file, label.line, label.column, label.length
 
 
-def rests_on_a_try(found: Diagnostic, library: Library, given: Collection[str], *, has_config: bool) -> bool:
+def depends_on_trials(found: Diagnostic, library: Library, given: Collection[str], *, has_config: bool) -> bool:
     """True if the error might be absent at other degrees.
 
     given: names that -D gives. has_config: the values `config.x` come from the caller.

@@ -20,7 +20,7 @@ from ucpl.conversion.engine import Event, Ready
 from ucpl.conversion.opening import open_checkpoint
 from ucpl.conversion.requests import Called, Config, Given, config_at, library_of
 from ucpl.conversion.ties import framework_of
-from ucpl.conversion.weights import opened_to_look_at
+from ucpl.conversion.weights import open_for_inspection
 from ucpl.errors import Label, UcplError, fail
 from ucpl.records import frozen
 from ucpl.registry import format_named, format_of_models
@@ -68,7 +68,7 @@ def request(source: str | Path, given: Given, *, dtype: str = "", shard: str = "
     described, names = described_as(layout)
     here = Path(source)
     read = partial(open_checkpoint, here, described)
-    opened = opened_to_look_at(lambda one: read(given=one), given)
+    opened = open_for_inspection(lambda one: read(given=one), given)
     given, config, notes = _with_config(opened, here, given)
     to = f"safetensors({_arguments(shard=shard, dtype=_dtype(dtype))})"
     if names is not None or (described is not None and not described.is_of_any):

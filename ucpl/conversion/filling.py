@@ -21,7 +21,7 @@ from ucpl.resources import VERSIONS
 if TYPE_CHECKING:
     from ucpl.conversion.side import Side
 
-__all__ = ["begun", "with_fills"]
+__all__ = ["numbers_of_fills", "with_fills"]
 
 SHOWN = 60  # characters of an argument that a message repeats
 _NUMBER = re.compile(r"[+-]?[0-9]+")
@@ -44,7 +44,7 @@ def with_fills(one: Called, texts: Sequence[str], model: nodes.Model) -> Called:
     return Called(evolve(one.library, known={**one.library.known, one.call.name: made}), one.call)
 
 
-def begun(source: Side, target: Side) -> tuple[dict[str, dict[str, float]], tuple[str, ...]]:
+def numbers_of_fills(source: Side, target: Side) -> tuple[dict[str, dict[str, float]], tuple[str, ...]]:
     """Numbers (`step`) from `fill` lines, and one note for each state.
 
     The lines give numbers to parameters that have none.

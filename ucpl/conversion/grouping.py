@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ucpl.conversion.side import Side
     from ucpl.layout import Layout
 
-__all__ = ["begins", "dealt", "demand_experts"]
+__all__ = ["fills_of_trained", "dealt", "demand_experts"]
 
 Asked = Mapping[str, tuple[str, str | None]]  # tensor -> (the text that says it, the group that it names)
 
@@ -174,7 +174,7 @@ def _counted(source: Side, paths: Sequence[str]) -> str:
 # ---- first values of newly trained parameters --------------------------------------------------------------------------
 
 
-def begins(source: Side, target: Layout, trained: frozenset[str]) -> tuple[Filling, ...]:
+def fills_of_trained(source: Side, target: Layout, trained: frozenset[str]) -> tuple[Filling, ...]:
     """Fill lines for newly trained parameters.
 
     Masters are filled from the weights, moments with 0, and numbers as those of the other parameters. Explicit lines take

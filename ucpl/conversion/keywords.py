@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ucpl.texts import Json
 
 __all__ = [
-    "Beside",
+    "CallOptions",
     "DataPlane",
     "How",
     "ToApply",
@@ -56,7 +56,7 @@ class ToApply(How, total=False):
     allow_drift: bool  # convert weights that are not their masters, too
 
 
-class Beside(TypedDict, total=False):
+class CallOptions(TypedDict, total=False):
     """Options besides a layout's call."""
 
     config: Mapping[str, Json] | str | Path | None  # a config.json, as `config.x`: its content or its path
@@ -70,7 +70,7 @@ class Beside(TypedDict, total=False):
     weights_alone: bool  # convert the weights, and read nothing of the optimizer
 
 
-class ToPlan(Beside, total=False):
+class ToPlan(CallOptions, total=False):
     """Options besides the layouts of a plan."""
 
     model: str | None  # FILE:NAME, if both layouts are of any model
@@ -79,14 +79,14 @@ class ToPlan(Beside, total=False):
     prove: bool  # once more, by code that made none of it
 
 
-class ToConvert(Beside, ToApply, total=False):
+class ToConvert(CallOptions, ToApply, total=False):
     """Options of a conversion."""
 
     layout: str | None  # the source's; inferred without it
     model: str | None  # FILE:NAME, of a target whose parameters are others than the source's
 
 
-class ToVerify(Beside, DataPlane, total=False):
+class ToVerify(CallOptions, DataPlane, total=False):
     """Options besides a checkpoint to verify."""
 
     layout: str | None  # its own; inferred without it
@@ -105,7 +105,7 @@ def bounds_of(how: DataPlane | ToVerify) -> DataPlane:
     return found
 
 
-def given_from(beside: Beside | ToPlan | ToConvert | ToVerify, model: nodes.Model | None = None) -> Given:
+def given_from(beside: CallOptions | ToPlan | ToConvert | ToVerify, model: nodes.Model | None = None) -> Given:
     config = beside.get("config")
     return Given(
         model=model,

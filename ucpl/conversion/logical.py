@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from ucpl.layout import Layout, LogicalTensor
     from ucpl.placement import Part, Pieces, Placement
 
-__all__ = ["placements", "seen"]
+__all__ = ["placements", "over_logical_tensors"]
 
 
 def placements(names: Names, source: Side, target: Side) -> tuple[Placement, Placement]:
     """The placements of both sides over the logical tensors."""
-    return seen(source.placement, names.source), seen(target.placement, names.target)
+    return over_logical_tensors(source.placement, names.source), over_logical_tensors(target.placement, names.target)
 
 
-def seen(placement: Placement, names: Dialect) -> Placement:
+def over_logical_tensors(placement: Placement, names: Dialect) -> Placement:
     """Turn a placement over names into one over the logical tensors.
 
     Elements of a name that belong to no logical tensor become padding.

@@ -15,7 +15,7 @@ from attrs import evolve
 
 from ucpl.conversion.changes import Changes
 from ucpl.conversion.dialects import Names, split_names
-from ucpl.conversion.dropping import shortened
+from ucpl.conversion.dropping import schedule_notes
 from ucpl.conversion.logical import placements
 from ucpl.conversion.named_sides import named_sides
 from ucpl.conversion.opening import open_checkpoint
@@ -23,7 +23,7 @@ from ucpl.conversion.requests import Called, Given, called, is_checkpoint, libra
 from ucpl.conversion.side import Side
 from ucpl.conversion.sides import sides
 from ucpl.conversion.ties import framework_of
-from ucpl.conversion.training import rounded
+from ucpl.conversion.training import placements_in_dtype
 from ucpl.conversion.weights import with_weights
 from ucpl.errors import Label, fail
 from ucpl.files.masters import FP32
@@ -201,13 +201,15 @@ def plan_of(
     Raises: UcplError as `make_plan`.
     """
     from ucpl.conversion.lost_bytes import losses_of, replays_of
-    from ucpl.conversion.target_passes import decided
+    from ucpl.conversion.target_passes import decide_target_passes
     from ucpl.graph import build
     from ucpl.planning import order
     from ucpl.planning.unread import unread_of
     from ucpl.verification.masters import masters_of
 
-    here, there, said_of_dtype = rounded(source, target) if names is None else (*placements(names, source, target), ())
+    here, there, said_of_dtype = (
+        placements_in_dtype(source, target) if names is None else (*placements(names, source, target), ())
+    )
     changes = target.changes or Changes()
     dtypes = dtype_of(source.checkpoint)
     graph = build(here, there, drop=_of_tensors(source, target, changes), freeze=changes.frozen, dtype_of=dtypes)
@@ -229,7 +231,7 @@ def plan_of(
         return order(graph, recipe, **parts), None
     from ucpl.conversion.accounting import account_of, tensors_of
 
-    after, recipe = decided(opened, recipe)
+    after, recipe = decide_target_passes(opened, recipe)
     parts["account"] = account_of(recipe, tensors_of(graph, graph.dropped), opened)
     parts["unread"] = unread_of(opened.extents, graph.sources.each)
     return order(graph, recipe, losses=losses_of(opened), replays=replays_of(opened), **parts), after
@@ -258,7 +260,7 @@ def _besides(checkpoint: Checkpoint | None, drop: tuple[str, ...]) -> dict[str, 
 
 def _recipe(graph: Graph, source: Side, target: Side, names: Names | None, said_of_dtype: tuple[str, ...]) -> Recipe:
     """The decisions of both sides, before the target passes complete them."""
-    from ucpl.conversion.filling import begun
+    from ucpl.conversion.filling import numbers_of_fills
     from ucpl.graph.blobs import carried_blobs
     from ucpl.planning import recipe_of
 
@@ -266,7 +268,7 @@ def _recipe(graph: Graph, source: Side, target: Side, names: Names | None, said_
     blobs, without = carried_blobs(source.placement, target.placement, changes.drop)
     besides = _besides(source.checkpoint, changes.drop)
     known = recipe_of(graph, blobs)
-    numbers, filled = begun(source, target) if names is None else ({}, names.said[1])
+    numbers, filled = numbers_of_fills(source, target) if names is None else ({}, names.said[1])
     return evolve(
         known,
         derived=said_of_dtype + known.derived,
@@ -278,7 +280,7 @@ def _recipe(graph: Graph, source: Side, target: Side, names: Names | None, said_
             *(f"{kind} of {name}: dropped by name" for name, kind in besides.items()),
         ),
         filled=known.filled + filled,
-        changed=(*changes.said, *shortened(source.checkpoint, changes.gone)),
+        changed=(*changes.said, *schedule_notes(source.checkpoint, changes.gone)),
         gone=changes.gone,
         renamed=names.made if names is not None else {},
         begun=numbers,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ucpl.files.checkpoint import Checkpoint
     from ucpl.planning.plan import Recipe
 
-__all__ = ["as_called", "regrouped", "said_of_groups", "with_empty_groups"]
+__all__ = ["with_model_names", "regrouped", "group_notes", "with_empty_groups"]
 
 
 def regrouped(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
@@ -31,7 +31,7 @@ def regrouped(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
     is_silent = not checkpoint.state.groups
     if not of.takes_plan_groups(checkpoint) or not (is_silent or has_alone or _has_states(of, checkpoint, target)):
         return checkpoint
-    known = as_called(checkpoint, recipe)
+    known = with_model_names(checkpoint, recipe)
     made = matched(known, target.groups)
     state = known.state
     places = _places(known, target) if state.groups else None
@@ -53,7 +53,7 @@ def with_empty_groups(checkpoint: Checkpoint, recipe: Recipe) -> Recipe:
     target = recipe.target
     if not _has_groups(checkpoint, target):
         return recipe
-    known = as_called(checkpoint, recipe).state
+    known = with_model_names(checkpoint, recipe).state
     groups, lost = with_empty(known.groups, target.groups)
     names = {name for name, _ in target.groups}
     listed = {group.name: bool(group.listed) for group in known.groups}
@@ -66,15 +66,15 @@ def with_empty_groups(checkpoint: Checkpoint, recipe: Recipe) -> Recipe:
     left = tuple(f"group of {name}: it trains no parameter, and {reason}" for name, reason in why.items())
     made = evolve(target, groups=tuple(group for group in groups if group[0] not in why))
     recipe = evolve(recipe, target=made, dropped=(*recipe.dropped, *left))
-    return evolve(recipe, changed=(*recipe.changed, *said_of_groups(checkpoint, recipe)))
+    return evolve(recipe, changed=(*recipe.changed, *group_notes(checkpoint, recipe)))
 
 
-def said_of_groups(checkpoint: Checkpoint, recipe: Recipe) -> tuple[str, ...]:
+def group_notes(checkpoint: Checkpoint, recipe: Recipe) -> tuple[str, ...]:
     """A line for each group, if the target regroups parameters."""
     target = recipe.target
     if not _has_groups(checkpoint, target):
         return ()
-    known = as_called(checkpoint, recipe)
+    known = with_model_names(checkpoint, recipe)
     groups = known.state.groups
     if _places(known, target) is None:
         return ()
@@ -106,7 +106,7 @@ def _has_unknown(checkpoint: Checkpoint, target: Structure) -> bool:
     return any(member not in known for _, members in target.groups for member in members)
 
 
-def as_called(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
+def with_model_names(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
     """The checkpoint with the model's tensor names in its groups.
 
     A spec's names may differ from the names in the files.

@@ -13,7 +13,7 @@ from attrs import evolve
 from ucpl.conversion.logical import placements
 from ucpl.conversion.planning import described, dtype_of, spec_digest
 from ucpl.conversion.requests import Given, is_checkpoint
-from ucpl.conversion.training import rounded
+from ucpl.conversion.training import placements_in_dtype
 from ucpl.errors import Label, fail
 from ucpl.layout import axes as ax
 from ucpl.records import frozen
@@ -133,7 +133,7 @@ def _share(shares: Shares, rank: int) -> Share:
 
 
 def _seen(source: Side, target: Side, names: Names | None) -> tuple[Placement, Placement, tuple[str, ...]]:
-    return rounded(source, target) if names is None else (*placements(names, source, target), ())
+    return placements_in_dtype(source, target) if names is None else (*placements(names, source, target), ())
 
 
 def has_live_rows(layout: Layout) -> bool:

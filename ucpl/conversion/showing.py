@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ucpl.conversion.collapsed_rows import folded
+from ucpl.conversion.collapsed_rows import collapsed_lines
 from ucpl.conversion.opening import open_checkpoint
 from ucpl.conversion.requests import Given, called, is_checkpoint, with_arguments
 from ucpl.conversion.side import Side
@@ -117,7 +117,7 @@ def located(placement: Placement, rank: int | None, *, each: bool = False) -> It
         f", rank {rank}" if rank is not None else f", {max(1, placement.layout.ranks)} ranks"
     )
     if not each:
-        yield from folded(placement, rank)
+        yield from collapsed_lines(placement, rank)
         return
     for part in placement.parts:
         rows: dict[int, list[int]] = {}

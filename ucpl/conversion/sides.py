@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from ucpl.conversion.changes import Changes
-from ucpl.conversion.dropping import demand_layers, lessened
+from ucpl.conversion.dropping import changed_source, demand_layers
 from ucpl.conversion.loader_names import for_loader
 from ucpl.conversion.opening import infer, own_layout
 from ucpl.conversion.ordering import is_read, without_order
 from ucpl.conversion.requests import Called, Given, Inherited
 from ucpl.conversion.side import Side, located
-from ucpl.conversion.source_passes import Opened, config_of, passed
+from ucpl.conversion.source_passes import Opened, apply_source_passes, config_of
 from ucpl.conversion.ties import framework_of, with_ties
-from ucpl.conversion.training import change_of, in_other_dtype, training_of, typed, wished
+from ucpl.conversion.training import change_of, in_other_dtype, training_of, with_called_dtype, with_stored_dtypes
 from ucpl.files.masters import FP32
 from ucpl.files.masters import SETTING as MASTER_STATE
 from ucpl.registry import format_named
@@ -96,7 +96,7 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
 
         model = changed_model(model, changes)
     if model is not None and given.model is None and source.checkpoint is not None and not source.called.is_of_any:
-        model = typed(model, source)
+        model = with_stored_dtypes(model, source)
     of = format_named(source.checkpoint.format if source.checkpoint is not None else "")
     left = of.not_inherited(one.format)
     if FP32 in given.drop:
@@ -111,7 +111,7 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
             **{name: value for name, value in source.given.inherited.items() if name not in left},
         },
     )
-    given = wished(one, source, given)
+    given = with_called_dtype(one, source, given)
     one, notes = for_loader(one, source, given)
     notes = (*notes, *_notes_of(source.found))
     own = given.model if one.is_of_any else one.model(given)
@@ -171,13 +171,13 @@ def _without(source: Side, changes: Changes | None) -> Side:
     """The source without dropped parameters, for a target's layout."""
     if changes is None or source.checkpoint is None:
         return source
-    return evolve(source, checkpoint=lessened(source.checkpoint, changes.gone))
+    return evolve(source, checkpoint=changed_source(source.checkpoint, changes.gone))
 
 
 def _changed(made: Side, source: Side, changes: Changes) -> Side:
     """The target, with first states of newly trained parameters."""
     from ucpl.conversion.changing import demand_acting, demand_left_out, demand_states_left_out
-    from ucpl.conversion.grouping import begins, demand_experts
+    from ucpl.conversion.grouping import demand_experts, fills_of_trained
 
     demand_acting(changes, made.layout)
     demand_left_out(changes, made.placement)
@@ -186,7 +186,7 @@ def _changed(made: Side, source: Side, changes: Changes) -> Side:
     if of.has_engine and not of.is_of_any_ranks:
         demand_experts(source, changes.dealt.emptied)
         demand_layers(source.checkpoint, changes.gone, made.layout.settings.get("stage") == 1)
-    begun = begins(source, made.layout, changes.trained)
+    begun = fills_of_trained(source, made.layout, changes.trained)
     layout = evolve(made.layout, fillings=(*made.layout.fillings, *begun))
     return evolve(made, placement=evolve(made.placement, layout=layout), changes=changes)
 
@@ -223,7 +223,7 @@ def sides(
     checkpoint.
     """
     if checkpoint is not None:
-        opened, did = passed(Opened(checkpoint, source, target, given))
+        opened, did = apply_source_passes(Opened(checkpoint, source, target, given))
         here = source_side(opened.checkpoint, opened.source, evolve(given, model=None))
         return evolve(here, passes=did), target_side(opened.target, here, given)
     assert source is not None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ucpl.files.checkpoint import Checkpoint
     from ucpl.planning.plan import Passed
 
-__all__ = ["SOURCE_PASSES", "Opened", "SourcePass", "config_of", "few", "passed"]
+__all__ = ["SOURCE_PASSES", "Opened", "SourcePass", "config_of", "few", "apply_source_passes"]
 
 _SHOWN = 3
 
@@ -104,7 +104,7 @@ SOURCE_PASSES = (
 )
 
 
-def passed(opened: Opened) -> tuple[Opened, tuple[Passed, ...]]:
+def apply_source_passes(opened: Opened) -> tuple[Opened, tuple[Passed, ...]]:
     """The source after all source passes, and the passes that changed it.
 
     Raises: UcplError.

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 if TYPE_CHECKING:
-    from ucpl.conversion.companion_checks import Checked
-    from ucpl.conversion.companion_writing import Anew
+    from ucpl.conversion.companion_checks import DecidedCompanions
+    from ucpl.conversion.companion_writing import RewrittenFiles
     from ucpl.conversion.keywords import How
     from ucpl.files.checkpoint import Checkpoint
 
@@ -27,12 +27,12 @@ __all__ = ["clear_made", "with_made"]
 
 
 @contextmanager
-def with_made(known: Checked, target: Path, how: How) -> Iterator[Checkpoint]:
+def with_made(known: DecidedCompanions, target: Path, how: How) -> Iterator[Checkpoint]:
     """The source, with files made for this target in its container.
 
     Raises: UcplError E500-E508, E610-E614.
     """
-    if not known.anew:
+    if not known.rewritten:
         clear_made(target)
         yield known.source
         return
@@ -52,7 +52,9 @@ def with_made(known: Checked, target: Path, how: How) -> Iterator[Checkpoint]:
         with Lock(folder / "all"):
             _empty(folder)
             paths = {
-                name: path for n, one in enumerate(known.anew) for name, path in _made(one, known, folder / str(n), how)
+                name: path
+                for n, one in enumerate(known.rewritten)
+                for name, path in _made(one, known, folder / str(n), how)
             }
             yield _with_paths(known.source, paths)
     finally:
@@ -103,7 +105,7 @@ def _folder(target: Path) -> Path:
     return place.with_name(f".{place.name}.ucpl-made")
 
 
-def _made(one: Anew, known: Checked, folder: Path, how: How) -> Iterator[tuple[str, Path]]:
+def _made(one: RewrittenFiles, known: DecidedCompanions, folder: Path, how: How) -> Iterator[tuple[str, Path]]:
     from ucpl.conversion.keywords import options_from
     from ucpl.formats.opening import framework
     from ucpl.runtime.disk import make_file, make_folders

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, TypeVar
 
 from attrs import evolve
 
-from ucpl.conversion.dropping import dropped, frozen, joined, regrown
-from ucpl.conversion.regrouping import as_called, regrouped, said_of_groups, with_empty_groups
+from ucpl.conversion.dropping import with_changed_groups, with_trained_members, without_dropped, without_frozen
+from ucpl.conversion.regrouping import group_notes, regrouped, with_empty_groups, with_model_names
 from ucpl.conversion.renaming import renamed
 from ucpl.conversion.source_passes import few
-from ucpl.records import frozen as record
+from ucpl.records import frozen
 
 if TYPE_CHECKING:
     from ucpl.extents import Counted
     from ucpl.files.checkpoint import Checkpoint
     from ucpl.planning.plan import Recipe
 
-__all__ = ["TARGET_PASSES", "AfterPasses", "TargetPass", "applied", "decided"]
+__all__ = ["TARGET_PASSES", "AfterPasses", "TargetPass", "apply_target_passes", "decide_target_passes"]
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -33,7 +33,7 @@ def _same(checkpoint: Checkpoint, recipe: Recipe) -> Recipe:
     return recipe
 
 
-@record(eq=False)
+@frozen(eq=False)
 class TargetPass:
     """One change from the source's metadata to the target's.
 
@@ -126,25 +126,25 @@ TARGET_PASSES = (
     TargetPass(
         "drop",
         "leave out the tensors that are dropped by name, and their numbers",
-        lambda checkpoint, recipe: dropped(checkpoint, recipe.gone),
+        lambda checkpoint, recipe: without_dropped(checkpoint, recipe.gone),
         _listed("names"),
     ),
     TargetPass(
         "freeze",
         "leave out the optimizer's numbers of parameters that are frozen by name",
-        lambda checkpoint, recipe: frozen(checkpoint, recipe.gone),
+        lambda checkpoint, recipe: without_frozen(checkpoint, recipe.gone),
         _said_of_frozen,
     ),
     TargetPass(
         "groups",
         "leave out groups without a parameter, and add new groups, each like another one",
-        lambda checkpoint, recipe: regrown(checkpoint, recipe.gone),
+        lambda checkpoint, recipe: with_changed_groups(checkpoint, recipe.gone),
         _said_of_new,
     ),
     TargetPass(
         "train",
         "put parameters that are trained from here on into their groups",
-        lambda checkpoint, recipe: joined(checkpoint, recipe.gone),
+        lambda checkpoint, recipe: with_trained_members(checkpoint, recipe.gone),
         _listed("trained"),
     ),
     TargetPass("fill", "give numbers to parameters that have none in the source", _fill, _said_of_fill),
@@ -152,13 +152,13 @@ TARGET_PASSES = (
         "regroup",
         "give each group of the target the hyper-parameters and schedules of its members",
         regrouped,
-        said_of_groups,
+        group_notes,
         with_empty_groups,
     ),
 )
 
 
-@record(eq=False)
+@frozen(eq=False)
 class AfterPasses:
     """A source's metadata after the target passes."""
 
@@ -166,7 +166,7 @@ class AfterPasses:
     ungrouped: Checkpoint  # before `regroup`: the source's groups, with the target's names
 
 
-def applied(checkpoint: Checkpoint, recipe: Recipe) -> AfterPasses:
+def apply_target_passes(checkpoint: Checkpoint, recipe: Recipe) -> AfterPasses:
     """The metadata for the target of a finished recipe.
 
     Raises: UcplError E328, E337, E482, E483.
@@ -174,13 +174,13 @@ def applied(checkpoint: Checkpoint, recipe: Recipe) -> AfterPasses:
     before = checkpoint
     for each in TARGET_PASSES:
         before, checkpoint = checkpoint, each.apply(checkpoint, recipe)
-    return AfterPasses(checkpoint, as_called(before, recipe))
+    return AfterPasses(checkpoint, with_model_names(before, recipe))
 
 
-def decided(checkpoint: Checkpoint, recipe: Recipe) -> tuple[AfterPasses, Recipe]:
+def decide_target_passes(checkpoint: Checkpoint, recipe: Recipe) -> tuple[AfterPasses, Recipe]:
     """The metadata for the target, and the finished recipe.
 
-    It has the passes that change something. Raises: UcplError as `applied`.
+    It has the passes that change something. Raises: UcplError as `apply_target_passes`.
     """
     from ucpl.planning.plan import Passed
 
@@ -189,4 +189,4 @@ def decided(checkpoint: Checkpoint, recipe: Recipe) -> tuple[AfterPasses, Recipe
         recipe = each.decide(checkpoint, recipe)
         did += [Passed(each.name, text) for text in each.did(checkpoint, recipe)]
         before, checkpoint = checkpoint, each.apply(checkpoint, recipe)
-    return AfterPasses(checkpoint, as_called(before, recipe)), evolve(recipe, passes=(*recipe.passes, *did))
+    return AfterPasses(checkpoint, with_model_names(before, recipe)), evolve(recipe, passes=(*recipe.passes, *did))

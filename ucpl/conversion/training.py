@@ -35,11 +35,11 @@ __all__ = [
     "Change",
     "change_of",
     "in_other_dtype",
-    "rounded",
+    "placements_in_dtype",
     "stored_dtypes",
     "training_of",
-    "typed",
-    "wished",
+    "with_stored_dtypes",
+    "with_called_dtype",
     "with_masters",
     "without_weights",
 ]
@@ -113,7 +113,7 @@ def change_of(source: Side, layout: Layout) -> Change | None:
     return Change(was, now) if was != now else None
 
 
-def wished(one: Called, source: Side, given: Given) -> Given:
+def with_called_dtype(one: Called, source: Side, given: Given) -> Given:
     """Settings that a target inherits if its call names another dtype.
 
     Settings that depend on the source's dtype are not inherited.
@@ -188,7 +188,7 @@ def _called_flags(one: Called, given: Given) -> dict[str, bool]:
 # ---- the source and the target of such a plan --------------------------------------------------------------------------------
 
 
-def rounded(source: Side, target: Side) -> tuple[Placement, Placement, tuple[str, ...]]:
+def placements_in_dtype(source: Side, target: Side) -> tuple[Placement, Placement, tuple[str, ...]]:
     """Both placements after the change of dtype, and the notes on it.
 
     Raises: UcplError E187, E188.
@@ -361,7 +361,7 @@ def _of_named(checkpoint: Checkpoint, placement: Placement) -> dict[str, str]:
     return {path: dtype for path, (dtype,) in alike.items() if dtype}
 
 
-def typed(model: nodes.Model, source: Side) -> nodes.Model:
+def with_stored_dtypes(model: nodes.Model, source: Side) -> nodes.Model:
     """The model of a source's spec, with missing dtypes from the files.
 
     A target of any model is called over it.

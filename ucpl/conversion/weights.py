@@ -16,7 +16,7 @@ from ucpl.conversion.ties import framework_of
 from ucpl.errors import UcplError
 from ucpl.registry import format_named
 
-__all__ = ["looked_through", "opened_to_look_at", "with_weights"]
+__all__ = ["open_for_comparison", "open_for_inspection", "with_weights"]
 
 T = TypeVar("T")
 _UNREAD = ("E446", "E457", "E460", "E524", "E533", "E546")  # valid files, of a kind that is not read
@@ -60,7 +60,7 @@ def _less(read: Callable[[Given], T], given: Given, target: Called | str, error:
     return None
 
 
-def opened_to_look_at(read: Callable[[Given], T], given: Given | None = None) -> T:
+def open_for_inspection(read: Callable[[Given], T], given: Given | None = None) -> T:
     """Read a valid source, without an optimizer of an unsupported kind.
 
     The account names the skipped optimizer.
@@ -78,7 +78,7 @@ def opened_to_look_at(read: Callable[[Given], T], given: Given | None = None) ->
             raise error from None
 
 
-def looked_through(read: Callable[[Given], T]) -> T:
+def open_for_comparison(read: Callable[[Given], T]) -> T:
     """Read a source for a comparison.
 
     Raises: UcplError; for an unsupported optimizer with the option to compare weights alone.

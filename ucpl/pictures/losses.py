@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ucpl.conversion.contingency import Choice, Loss, Wish
+from ucpl.conversion.contingency import Choice, Loss, LossRequest
 from ucpl.pictures.drawing import Drawing, text_width
 from ucpl.pictures.look import binary_text, clipped, printable, shade_of, share_text
 from ucpl.pictures.page import bar, page, tag
@@ -94,7 +94,7 @@ class LossesPicture:
 
 
 def losses_picture(
-    source: str, size: tuple[int, int], unit: str, wish: Wish, losses: Sequence[tuple[Loss, Sequence[str]]]
+    source: str, size: tuple[int, int], unit: str, wish: LossRequest, losses: Sequence[tuple[Loss, Sequence[str]]]
 ) -> LossesPicture:
     """size: ranks of the source, and bytes on the fullest.
 

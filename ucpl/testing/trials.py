@@ -9,7 +9,7 @@ from itertools import permutations, product
 
 from attrs import evolve, field
 
-from ucpl.conversion.degrees import Degrees, call_at, degrees_of, degrees_text, hangs_on_a_number, is_part
+from ucpl.conversion.degrees import Degrees, call_at, degrees_of, degrees_text, depends_on_numbers, is_part
 from ucpl.conversion.drawn_lists import ListParameter, call_with_lists, dims_of, list_parameters, lists_text
 from ucpl.conversion.drawn_sizes import Sizes, lets_of
 from ucpl.errors import Label, UcplError, fail
@@ -247,7 +247,7 @@ class _Suiting:
                 attempt(call_at(self.layout, degrees))
             self.found.append((degrees, made[0]))
         except UcplError as error:
-            if not hangs_on_a_number(error):
+            if not depends_on_numbers(error):
                 raise
             self.refused.append(f"{self.named(degrees)}: {error.diagnostics[0].message}")
             return
