@@ -21,8 +21,8 @@ TIMED := plan start lsp convert forms peer $(RANKED)
 
 help:
 	@echo "make demo      convert a real DeepSpeed checkpoint through a plan and prove the result"
-	@echo "make test      all tests but those that need a training framework, or are listed in tests/thorough.toml"
-	@echo "make thorough  those that are listed there: more cases of what make test looks at"
+	@echo "make test      every fourth case of each test, none that needs a training framework (tests/thorough.toml: other shares)"
+	@echo "make thorough  the other cases"
 	@echo "make check     lint, format, types, order of imports, English"
 	@echo "make ledger    compare targets, plans and texts of some thousand commands with the digests in tests/ledger"
 	@echo "make mutants   plant faults in a copy, each of which a test must find (SHARE=10 SEED=1 ROOM=runtime narrow it)"

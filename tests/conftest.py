@@ -59,7 +59,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "laws"))
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--thorough", choices=("leave", "only", "all"), default="all", help="tests that thorough.toml lists"
+        "--thorough", choices=("leave", "only", "all"), default="all", help="the cases that `make test` leaves out"
     )
 
 

@@ -1,6 +1,6 @@
 """The tests that `make test` leaves to `make thorough`.
 
-Each line of the list names tests that are there, and CI runs all.
+A share of the cases of each function stays, and CI runs all.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests import collecting, thorough
-from tests.thorough import Entry
+from tests.thorough import KEEP, Entry, by_function, share
 
 ROOT = Path(__file__).parents[1]
 
 
-def test_each_line_leaves_some_tests_and_keeps_what_it_says():
+def test_each_line_says_something_of_tests_that_are_there():
     listed = thorough.entries()
     files = {
         path
@@ -22,21 +22,21 @@ def test_each_line_leaves_some_tests_and_keeps_what_it_says():
     }
     files |= {ROOT / entry.of.partition("::")[0] for entry in listed if "*" not in entry.of.partition("::")[0]}
     names = collecting.collected(sorted(files))
-    for entry in listed:
-        left = thorough.thorough(names, [entry])
-        assert left, entry.of
-        functions = {name.partition("[")[0] for name in left}
-        for function in functions:
-            every = [name for name in names if name.partition("[")[0] == function]
-            assert any(name not in left for name in every), function  # none is left out of `make test` altogether
-        assert entry.why
+    for number, entry in enumerate(listed):
+        assert entry.why and entry.keep >= 1 and entry.keep != KEEP
+        cases = [
+            tests
+            for function, tests in by_function(names).items()
+            if share(function, [entry]) != KEEP and share(function, listed[: number + 1]) == entry.keep
+        ]
+        assert any(len(tests) > 1 for tests in cases), entry.of
 
 
 def test_every_so_many_stays():
-    names = [f"tests/a.py::b[{i}]" for i in range(7)] + ["tests/a.py::c"]
-    assert thorough.thorough(names, [Entry("tests/a.py::b", "", 3)]) == {f"tests/a.py::b[{i}]" for i in (1, 2, 4, 5)}
-    assert thorough.thorough(names, [Entry("tests/*", "")]) == set(names)
-    assert thorough.thorough(names, [Entry("tests/b.py::*", "")]) == set()
+    names = [f"tests/a.py::{function}[{i}]" for function in "bcd" for i in range(6)] + ["tests/a.py::e"]
+    listed = [Entry("tests/a.py::b", "", 3), Entry("tests/a.py::c", "", 1), Entry("tests/*::[bc]", "", 2)]
+    left = {f"tests/a.py::b[{i}]" for i in (1, 2, 4, 5)} | {f"tests/a.py::d[{i}]" for i in (1, 2, 3, 5)}
+    assert KEEP == 4 and thorough.thorough(names, listed) == left
 
 
 def test_ci_runs_both():

@@ -1,6 +1,6 @@
-"""Tests that `make test` leaves to `make thorough`, by thorough.toml.
+"""Tests that `make test` leaves to `make thorough`.
 
-CI runs both.
+These are all but a share of the cases of each function. CI runs both.
 
 `make test` uses `--thorough leave`, `make thorough` uses `--thorough only`. Without the option, and if a folder, a
 file or a test is named, nothing is left out.
@@ -9,40 +9,46 @@ file or a test is named, nothing is left out.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ucpl.records import frozen
 
 LIST = Path(__file__).with_name("thorough.toml")
+KEEP = 4  # of the tests of one function, every so many stays in `make test`
 
 
 @frozen
 class Entry:
-    """Tests whose names a pattern has. `keep`.
-
-    Of those of one function, every so many stays in `make test`; 0: none.
-    """
+    """Functions whose names a pattern has, and their own share."""
 
     of: str
     why: str
-    keep: int = 0
+    keep: int
 
 
 def entries() -> list[Entry]:
     return [Entry(**raw) for raw in tomllib.loads(LIST.read_text())["tests"]]
 
 
-def thorough(names: Sequence[str], listed: Iterable[Entry]) -> set[str]:
+def by_function(names: Iterable[str]) -> dict[str, list[str]]:
+    """The tests of each function, in their order."""
+    functions: dict[str, list[str]] = {}
+    for name in names:
+        functions.setdefault(name.partition("[")[0], []).append(name)
+    return functions
+
+
+def share(function: str, listed: Iterable[Entry]) -> int:
+    """Its share, one in so many."""
+    return next((entry.keep for entry in listed if fnmatchcase(function, entry.of)), KEEP)
+
+
+def thorough(names: Iterable[str], listed: list[Entry]) -> set[str]:
     """Those of the names that are left to `make thorough`."""
     found: set[str] = set()
-    for entry in listed:
-        counts: dict[str, int] = {}
-        for name in names:
-            function = name.partition("[")[0]
-            if fnmatchcase(function, entry.of):
-                number = counts[function] = counts.get(function, -1) + 1
-                if not entry.keep or number % entry.keep:
-                    found.add(name)
+    for function, cases in by_function(names).items():
+        keep = share(function, listed)
+        found.update(case for number, case in enumerate(cases) if number % keep)
     return found
