@@ -5,6 +5,7 @@ They come from the source, from the folder of its shards, and from --config.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,9 @@ def with_model_files(source: Side, target: Side) -> Side:
     files = _around(checkpoint) | own
     if (file := target.given.config_file) is not None:
         files = _of_folder(file) | files | {_called(file): read_text(file)}
+    elif CONFIG not in files and not target.called.is_of_any:  # under the names of a class
+        made = format_named(checkpoint.format).config_made(checkpoint.root)
+        files |= {CONFIG: json.dumps(made, indent=2) + "\n"} if made is not None else {}
     if files == own:
         return source
     known = evolve(checkpoint.state, blobs={**checkpoint.state.blobs, TEXTS: files})

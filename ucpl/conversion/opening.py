@@ -17,7 +17,7 @@ from ucpl.conversion.side import located
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents.account import NotRead
 from ucpl.files.skipping import ALL, SKIP, Skipped, skipping
-from ucpl.registry import format_named, format_of_models
+from ucpl.registry import format_named, format_of_models, formats
 from ucpl.storage.lifetimes import owned_scope
 from ucpl.storage.resolve_url import resolve_source
 from ucpl.texts import is_endless, json_object, read_text
@@ -439,9 +439,10 @@ def infer(checkpoint: Checkpoint) -> Inferred:
 
 
 def _config_beside(path: Path) -> Config | None:
-    """config.json of a folder, if it has one."""
-    file = (path if path.is_dir() else path.parent) / "config.json"
+    """config.json of a folder, or one that a format makes of its other files."""
+    folder = path if path.is_dir() else path.parent
+    file = folder / "config.json"
     if not os.path.isfile(file):
-        return None
+        return next((made for one in formats().values() if (made := one.config_made(folder)) is not None), None)
     value = json_object(read_text(file))
     return value if isinstance(value, dict) else None

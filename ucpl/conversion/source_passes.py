@@ -146,4 +146,4 @@ def config_of(checkpoint: Checkpoint, config: Config | None) -> Config | None:
     found = own(checkpoint)
     if found is None and container is not None and any(f.name == "config.json" for f in container.files):
         return config_at(container.top)
-    return found
+    return found or format_named(checkpoint.format).config_made(checkpoint.root)

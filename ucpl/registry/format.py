@@ -133,6 +133,10 @@ class Format:
         """Open the weight files of a model's folder that a layout names."""
         raise NotImplementedError
 
+    def config_made(self, folder: Path) -> dict[str, Json] | None:
+        """config.json of the weights of a folder that has none, from other files of it."""
+        return None
+
     def texts_written(self, source: Checkpoint, targets: Sequence[StoredTensor]) -> WrittenTexts:
         """Texts of a target next to its tensors, as config.json."""
         from ucpl.files.model_texts import WrittenTexts
