@@ -21,13 +21,25 @@ Weights = dict[str, torch.Tensor]
 HEADS, GROUPS, WIDTH, INNER, WORDS, LAYERS = 4, 2, 16, 48, 22, 2
 DEPTH = WIDTH // HEADS
 PARAMS = {
-    "dim": WIDTH, "n_layers": LAYERS, "n_heads": HEADS, "n_kv_heads": GROUPS,
-    "vocab_size": -1, "multiple_of": 16, "norm_eps": 1e-5, "rope_theta": 500000.0,
+    "dim": WIDTH,
+    "n_layers": LAYERS,
+    "n_heads": HEADS,
+    "n_kv_heads": GROUPS,
+    "vocab_size": -1,
+    "multiple_of": 16,
+    "norm_eps": 1e-5,
+    "rope_theta": 500000.0,
 }
 NAMES = {
-    "attention.wq": "self_attn.q_proj", "attention.wk": "self_attn.k_proj", "attention.wv": "self_attn.v_proj",
-    "attention.wo": "self_attn.o_proj", "feed_forward.w1": "mlp.gate_proj", "feed_forward.w2": "mlp.down_proj",
-    "feed_forward.w3": "mlp.up_proj", "attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+    "attention.wq": "self_attn.q_proj",
+    "attention.wk": "self_attn.k_proj",
+    "attention.wv": "self_attn.v_proj",
+    "attention.wo": "self_attn.o_proj",
+    "feed_forward.w1": "mlp.gate_proj",
+    "feed_forward.w2": "mlp.down_proj",
+    "feed_forward.w3": "mlp.up_proj",
+    "attention_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
 }
 ROWS, COLUMNS = ("wq", "wk", "wv", "w1", "w3", "output"), ("wo", "w2")
 
@@ -116,7 +128,11 @@ def test_a_model_of_transformers_is_a_folder_for_two_ranks(rows: int, tmp_path: 
         assert same(torch.load(tmp_path / f"back/consolidated.{rank:02}.pth"), part)
     made = json.loads((tmp_path / "back/params.json").read_text())
     assert {key: made[key] for key in ("dim", "n_heads", "n_kv_heads", "n_layers", "vocab_size")} == {
-        "dim": WIDTH, "n_heads": HEADS, "n_kv_heads": GROUPS, "n_layers": LAYERS, "vocab_size": WORDS,
+        "dim": WIDTH,
+        "n_heads": HEADS,
+        "n_kv_heads": GROUPS,
+        "n_layers": LAYERS,
+        "vocab_size": WORDS,
     }
     inner = int(made.get("ffn_dim_multiplier", 1) * int(8 * WIDTH / 3))
     assert made["multiple_of"] * -(-inner // made["multiple_of"]) == INNER  # as Meta's FeedForward computes it
@@ -144,6 +160,14 @@ def test_scaled_rotary_embedding_needs_a_config(tmp_path: Path) -> None:
     written(tmp_path / "meta", 1, params={**PARAMS, "use_scaled_rope": True})
     with pytest.raises(UcplError):  # its factors are in no file
         ucpl.convert(tmp_path / "meta", tmp_path / "hf", layout="llama.ucpl:consolidated()", to="llama.ucpl:hf()")
+
+
+def test_params_of_another_program_are_no_config(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/params.json").write_text(json.dumps(PARAMS))
+    save_file({"a": torch.ones(3)}, tmp_path / "model/model.safetensors")
+    ucpl.convert(tmp_path / "model", tmp_path / "copy", to="safetensors()")
+    assert not (tmp_path / "copy/config.json").exists()
 
 
 def refused(*args: Any, **kwargs: Any) -> str:

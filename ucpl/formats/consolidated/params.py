@@ -6,6 +6,7 @@ Sources: llama 3 (model.py, ModelArgs), transformers 4.46 (convert_llama_weights
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -27,7 +28,7 @@ _MODELS = ("llama", "mistral")
 def config_made(folder: Path) -> dict[str, Json] | None:
     """config.json of the weights of a folder, from params.json; None if it does not state all."""
     path = folder / PARAMS
-    raw = read_small(path, TEXT_BYTES_MAX) if path.is_file() else None
+    raw = read_small(path, TEXT_BYTES_MAX) if os.path.isfile(path) else None
     params = _object(raw or b"")
     params = {**params, **inner} if isinstance(inner := params.get("model"), dict) else params
     dim, heads, layers = (params.get(key) for key in ("dim", "n_heads", "n_layers"))
@@ -37,6 +38,8 @@ def config_made(folder: Path) -> dict[str, Json] | None:
         return None  # the factors are in no file, or another class is meant
     from ucpl.formats.consolidated.store import Meta  # of this folder's weights, for sizes that params.json leaves open
 
+    if not Meta().recognises(folder):
+        return None
     shapes = {tensor.name: tensor.shape for tensor in Meta().open(folder).state.tensors}
     rows, inner_rows = shapes.get("tok_embeddings.weight"), shapes.get("layers.0.feed_forward.w1.weight")
     if rows is None or inner_rows is None:
