@@ -439,7 +439,7 @@ def infer(checkpoint: Checkpoint) -> Inferred:
 
 
 def _config_beside(path: Path) -> Config | None:
-    """config.json of a folder, or one that a format makes of its other files."""
+    """config.json of a folder, or made by a format from other files."""
     folder = path if path.is_dir() else path.parent
     file = folder / "config.json"
     if not os.path.isfile(file):

@@ -134,7 +134,7 @@ class Format:
         raise NotImplementedError
 
     def config_made(self, folder: Path) -> dict[str, Json] | None:
-        """config.json of the weights of a folder that has none, from other files of it."""
+        """config.json for a folder of weights, made from its other files."""
         return None
 
     def texts_written(self, source: Checkpoint, targets: Sequence[StoredTensor]) -> WrittenTexts:

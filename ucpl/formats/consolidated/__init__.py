@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ucpl.registry import Format
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from ucpl.extents import StoredTensor, Structure
@@ -43,9 +43,9 @@ class ConsolidatedFormat(Format):
         return written(source, targets)
 
     def config_made(self, folder: Path) -> dict[str, Json] | None:
-        from ucpl.formats.consolidated.params import config_made
+        from ucpl.formats.consolidated.store import config_of
 
-        return config_made(folder)
+        return config_of(folder)
 
     def advice(self, source: Checkpoint, structure: Structure) -> tuple[str, ...]:
         from ucpl.formats.consolidated.params import advice

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ucpl.extents import StoredTensor
@@ -25,8 +25,14 @@ _MULTIPLES = (256, 1024, 4096)  # of the released models
 _MODELS = ("llama", "mistral")
 
 
-def config_made(folder: Path) -> dict[str, Json] | None:
-    """config.json of the weights of a folder, from params.json; None if it does not state all."""
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def config_made(folder: Path, shapes_of: Callable[[], Shapes]) -> dict[str, Json] | None:
+    """config.json of a folder's weights, from params.json.
+
+    None if it does not state all. Shapes of the weights give the sizes that it leaves open.
+    """
     path = folder / PARAMS
     raw = read_small(path, TEXT_BYTES_MAX) if os.path.isfile(path) else None
     params = _object(raw or b"")
@@ -36,11 +42,7 @@ def config_made(folder: Path) -> dict[str, Json] | None:
         return None
     if params.get("use_scaled_rope") or params.get("moe"):
         return None  # the factors are in no file, or another class is meant
-    from ucpl.formats.consolidated.store import Meta  # of this folder's weights, for sizes that params.json leaves open
-
-    if not Meta().recognises(folder):
-        return None
-    shapes = {tensor.name: tensor.shape for tensor in Meta().open(folder).state.tensors}
+    shapes = shapes_of()
     rows, inner_rows = shapes.get("tok_embeddings.weight"), shapes.get("layers.0.feed_forward.w1.weight")
     if rows is None or inner_rows is None:
         return None
@@ -117,7 +119,7 @@ def _params(config: Mapping[str, Json]) -> dict[str, Json] | None:
 
 
 def _inner(dim: int, inner: int) -> tuple[int, float | None] | None:
-    """`multiple_of` and `ffn_dim_multiplier` with which Meta's code computes this inner size."""
+    """`multiple_of` and `ffn_dim_multiplier` for this inner size."""
     base = int(2 * (4 * dim) / 3)
     for factor in (None, 1.3, 1.5, 1.4):
         size = base if factor is None else int(factor * base)

@@ -29,18 +29,17 @@ from ucpl.files.header_watch import watched
 from ucpl.files.model_texts import TEXTS, carried_files, read_texts
 from ucpl.files.safetensors_files import read_safetensors_file
 from ucpl.files.torch_files import read_torch_file
-from ucpl.formats.consolidated.params import PARAMS, written
+from ucpl.formats.consolidated.params import PARAMS, config_made, written
 from ucpl.formats.leaving import EMPTY, empty_tensors
 from ucpl.records import define
+from ucpl.texts import Json
 
-__all__ = ["Meta", "ranks_in"]
+__all__ = ["Meta", "config_of", "ranks_in"]
 
 NAME = "consolidated"
 SAFETENSORS = "consolidated.safetensors"
 _RANK = re.compile(r"consolidated\.(\d{2,})\.pth")
-_OF_MODELS = re.compile(
-    r"(?:model|pytorch_model)\b.*\.(?:safetensors|bin)"
-)  # transformers' own files next to Mistral's
+_OF_MODELS = re.compile(r"(?:model|pytorch_model)\b.*\.(?:safetensors|bin)")  # of transformers, next to Mistral's
 _ROWS = re.compile(r"(?:.*\.)?(?:wq|wk|wv|w1|w3)\.weight|output\.weight")
 _COLUMNS = re.compile(r"(?:.*\.)?(?:wo|w2)\.weight")
 _EMBEDDINGS = "tok_embeddings.weight"
@@ -68,7 +67,10 @@ class Meta:
 
     @watched
     def open(self, path: Path) -> Checkpoint:
-        """Read all headers. Raises: UcplError E439, E458, E464, and errors of reading files."""
+        """Read all headers.
+
+        Raises: UcplError E439, E458, E464, and errors of reading files.
+        """
         return _Opened(path, ranks_in(path)).checkpoint()
 
     def skeleton(
@@ -76,6 +78,15 @@ class Meta:
     ) -> Skeleton:
         """The files of a target. Raises: UcplError E471."""
         return _skeleton(targets, source)
+
+
+def config_of(folder: Path) -> dict[str, Json] | None:
+    """config.json for the weights of such a folder."""
+
+    def shapes() -> Mapping[str, tuple[int, ...]]:
+        return {tensor.name: tensor.shape for tensor in Meta().open(folder).state.tensors}
+
+    return config_made(folder, shapes) if Meta().recognises(folder) else None
 
 
 def ranks_in(folder: Path) -> tuple[str, ...]:
