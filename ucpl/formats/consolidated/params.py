@@ -29,7 +29,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def config_made(folder: Path, shapes_of: Callable[[], Shapes]) -> dict[str, Json] | None:
-    """config.json of a folder's weights, from params.json.
+    """Make config.json from params.json.
 
     None if it does not state all. Shapes of the weights give the sizes that it leaves open.
     """
@@ -66,7 +66,7 @@ def config_made(folder: Path, shapes_of: Callable[[], Shapes]) -> dict[str, Json
 
 
 def written(source: Checkpoint, targets: Sequence[StoredTensor]) -> WrittenTexts:
-    """The texts that a target has: params.json and the tokenizer's file."""
+    """Texts of a target: params.json and the tokenizer."""
     texts = carried_texts(source)
     if source.format == "consolidated":
         return WrittenTexts(texts)
@@ -81,14 +81,14 @@ def written(source: Checkpoint, targets: Sequence[StoredTensor]) -> WrittenTexts
 
 
 def advice(source: Checkpoint) -> tuple[str, ...]:
-    """The step of a user if the target has no params.json."""
+    """Advice for a target without params.json."""
     if PARAMS in written(source, ()).texts:
         return ()
     return (f"Meta's code needs {PARAMS}, which this source does not state: write it next to the weights",)
 
 
 def _params(config: Mapping[str, Json]) -> dict[str, Json] | None:
-    """params.json of a config.json, or None if Meta's code has no such model."""
+    """Make params.json from config.json; None for other models."""
     dim, inner = config.get("hidden_size"), config.get("intermediate_size")
     if config.get("model_type") not in _MODELS or not (isinstance(dim, int) and isinstance(inner, int)):
         return None
