@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -334,11 +336,20 @@ def items(folder: Path, besides: Callable[[int, dict[str, Any]], dict[str, Any]]
         try:
             model: dict[str, Any] = state_dict(rank) | {"pos": torch.full((2, 3), 7.0)}
             model["head"] = model["w"]
+            mesh = model["w"].device_mesh
+            model["void"] = DTensor.from_local(
+                torch.zeros(0, 3),
+                mesh,
+                (Shard(0), Replicate()),
+                shape=torch.Size((0, 3)),
+                stride=(3, 1),
+                run_check=False,
+            )
             states: dict[str, dict[str, object]] = {}
-            for name in NAMES:
+            for name in (*NAMES, "void"):
                 mine = model[name].to_local().float()
                 states[name] = {"step": torch.tensor(4.0), "exp_avg": like(model[name], mine * 2)}
-            groups = [{"lr": 0.5, "params": ["norm", "w"]}, {"lr": 0.25, "params": ["pos", "column"]}]
+            groups = [{"lr": 0.5, "params": ["norm", "w"]}, {"lr": 0.25, "params": ["pos", "column", "void"]}]
             held = {"model": model, "optimizer": {"state": states, "param_groups": groups}, "step": 4}
             for item, value in (held | besides(rank, model)).items():
                 torch.save(value, folder / f"{item}_{rank}.pt")
@@ -363,7 +374,7 @@ def test_items_of_torch_checkpointing_are_read_exactly(form: str, tmp_path: Path
         assert torch.equal(held["exp_avg"], wanted.float() * 2) and held["step"] == 4, name
     assert plain["aliases"] == {"head": "w"} and torch.equal(plain["params"]["pos"]["weight"], torch.full((2, 3), 7.0))
     assert [group["lr"] for group in plain["groups"]] == [0.5, 0.25]
-    assert [sorted(set(group["params"]) - {"pos"}) for group in plain["groups"]] == [["norm", "w"], ["column"]]
+    assert [sorted(set(group["params"]) - {"pos", "void"}) for group in plain["groups"]] == [["norm", "w"], ["column"]]
     assert open_checkpoint(source).state.carried == {"step": 4}
     assert ucpl.compare(source, tmp_path / "there") and ucpl.verify(source)
 
@@ -395,3 +406,22 @@ def test_ranks_of_torch_checkpointing_that_are_gone_or_of_another_run_are_refuse
     (source / "metadata.pkl").write_bytes(pickle.dumps({"version": "2.0"}))
     with pytest.raises(UcplError, match=r"E455: metadata\.pkl: world_size"):
         open_checkpoint(source)
+
+
+def test_keys_of_an_empty_tensor_and_of_its_states_are_kept(tmp_path: Path) -> None:
+    """A loader requests all of them."""
+    call = 'dcp(fsdp=3, tp=1, prefix="model.", states="optim.state.")'
+    ucpl.convert(items(tmp_path / "in"), tmp_path / "out", call)
+    keys = FileSystemReader(tmp_path / "out").read_metadata().state_dict_metadata
+    assert {key for key in keys if "void" in key} == {
+        "model.void",
+        "optim.state.void.exp_avg",
+        "optim.state.void.step",
+    }
+    listed = torch.zeros(0)
+    values: dict[str, Any] = {"optim": {"param_groups": [{"params": listed}, {"params": listed}]}}
+    load(values, checkpoint_id=tmp_path / "out")
+    assert [sorted(group["params"]) for group in values["optim"]["param_groups"]] == [
+        ["norm", "w"],
+        ["column", "pos", "void"],
+    ]

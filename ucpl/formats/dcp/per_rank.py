@@ -114,6 +114,7 @@ class _Ranks:
     parts: dict[str, list[_Part]] = field(factory=dict)
     extents: dict[tuple[str, Key], Extent] = field(factory=dict)
     empty: dict[str, object] = field(factory=dict)
+    of_empty: dict[str, dict[str, object]] = field(factory=dict)  # facts of empty tensors that groups list
     states: dict[str, tuple[str, ...]] = field(factory=dict)
     scalars: dict[str, dict[str, Counted]] = field(factory=dict)
     scalar_extents: dict[str, dict[str, Extent]] = field(factory=dict)
@@ -161,7 +162,8 @@ class _Ranks:
             known = chunks.setdefault(begin, (chunk, evolve(one.extent, key=address(name, begin))))
             self.hold(name, known[1], one.extent)
         if 0 in first.shape:
-            self.empty[name] = {"dtype": first.extent.dtype, "shape": list(first.shape), "buffer": True}
+            noted = {"buffer": True} | self.of_empty.get(name, {})
+            self.empty[name] = {"dtype": first.extent.dtype, "shape": list(first.shape), **noted}
             return None
         held = tuple(chunk for chunk, _ in chunks.values())
         demand_whole(name, ChunkedTensor(first.extent.dtype, first.shape, held), self.root / first.extent.file)
@@ -379,6 +381,9 @@ class _Ranks:
 
     def keep_states(self, name: str, number: Number, ranks: list[tuple[Value, TorchFile]]) -> None:
         """Keep a number's states: DTensors, and the first rank's scalars."""
+        if 0 in self.parts[name][0].shape:
+            self.keep_states_of_empty(name, number, *ranks[0])
+            return
         found = []
         for rank, (top, part) in enumerate(ranks):
             held = top.at("state").find(number)
@@ -395,6 +400,24 @@ class _Ranks:
                 elif rank == 0:
                     self.keep_number(name, state, value, part)
         self.states[name] = tuple(found)
+
+    def keep_states_of_empty(self, name: str, number: Number, top: Value, part: TorchFile) -> None:
+        """Keep the keys of an empty tensor's states, which loaders request."""
+        states: dict[str, object] = {}
+        numbers: dict[str, object] = {}
+        self.of_empty[name] = {"buffer": False, "states": states, "numbers": numbers}
+        held = top.at("state").find(number)
+        for state, value in held.named() if held is not None else ():
+            if skips(state):
+                continue
+            if isinstance(value.held, Call) or _has_dims(value):
+                one = _dtensor(value, part)
+                assert one is not None
+                states[state] = one.extent.dtype
+            elif isinstance(value.held, TensorRef):
+                numbers[state] = number_of(part.read_scalar(value.key, value.held))
+            else:
+                numbers[state] = self.carry(value, part)
 
     def keep_number(self, name: str, state: str, value: Value, part: TorchFile) -> None:
         if isinstance(value.held, TensorRef):
