@@ -4,6 +4,7 @@ Hypothesis's profile, one thread a process, and no trace of the user's terminal.
 """
 
 import gc
+import math
 import os
 import shutil
 import signal
@@ -32,7 +33,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.disable()
 
 import pytest  # noqa: E402
-from hypothesis import HealthCheck, Phase, settings  # noqa: E402
+from hypothesis import HealthCheck, Phase, is_hypothesis_test, settings  # noqa: E402
 
 from tests import collecting, thorough  # noqa: E402
 
@@ -65,21 +66,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A hunt looks at more examples than a law asks for itself."""
+    """Choose the tests, and how many examples each law looks at.
+
+    A hunt looks at more than the law asks for, `make test` at a share of them, and `make thorough` at all.
+    """
     collecting.keep(config, items)
-    if (which := config.getoption("--thorough")) != "all":
-        listed = thorough.thorough([item.nodeid for item in items], thorough.entries())
-        gone = [item for item in items if (item.nodeid in listed) == (which == "leave")]
-        config.hook.pytest_deselected(items=gone)
-        items[:] = [item for item in items if (item.nodeid in listed) != (which == "leave")]
-    if os.environ.get("HYPOTHESIS_PROFILE") != "hunt":
-        return
-    times = int(os.environ.get("HUNT", "10"))
+    which = config.getoption("--thorough")
+    if which != "all":
+        further = thorough.thorough([item.nodeid for item in items], thorough.entries())
+        laws = {item.nodeid for item in items if is_hypothesis_test(getattr(item, "obj", None))}
+        chosen = {item.nodeid for item in items} - further if which == "leave" else further | laws
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in chosen])
+        items[:] = [item for item in items if item.nodeid in chosen]
+    if os.environ.get("HYPOTHESIS_PROFILE") == "hunt":
+        _scale_examples(items, float(os.environ.get("HUNT", "10")))
+    elif which == "leave":
+        _scale_examples(items, 1 / thorough.KEEP)
+
+
+def _scale_examples(items: list[pytest.Item], times: float) -> None:
     laws = {id(law): law for item in items if (law := getattr(item, "obj", None)) is not None}
     for law in laws.values():
         asked = getattr(law, "_hypothesis_internal_use_settings", None)
         if asked is not None:
-            law._hypothesis_internal_use_settings = settings(asked, max_examples=times * asked.max_examples)
+            some = settings(asked, max_examples=math.ceil(times * asked.max_examples))
+            getattr(law, "__func__", law)._hypothesis_internal_use_settings = some
 
 
 def pytest_collection_finish() -> None:

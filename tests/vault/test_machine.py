@@ -312,8 +312,9 @@ class Machine(RuleBasedStateMachine):
     "all of it in any order (a Hypothesis state machine)",
     "after each step the bytes of one snapshot, at least the last committed one that the protection covers",
 )
-def test_whatever_happens_what_is_read_is_one_generation() -> None:
+@pytest.mark.parametrize("lives", [8, 30])
+def test_whatever_happens_what_is_read_is_one_generation(lives: int) -> None:
     how = settings(
-        max_examples=30, stateful_step_count=STEPS_MAX, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=lives, stateful_step_count=STEPS_MAX, deadline=None, suppress_health_check=list(HealthCheck)
     )
     run_state_machine_as_test(Machine, settings=how)

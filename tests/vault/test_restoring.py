@@ -115,15 +115,15 @@ def test_a_generation_that_ends_whoever_reads_it_is_passed_over(tmp_path, home, 
     "SIGKILL of a restore at tiles and before publishing (F16)",
     "it resumes to the same bytes; the vault is unchanged",
 )
-def test_a_restore_that_is_killed_at_any_point_resumes(tmp_path, home, truth, capsys):
+@pytest.mark.parametrize("trap", ["tile-written:2:kill", "tile-written:5:kill", "publish-before:1:kill"])
+def test_a_restore_that_is_killed_at_any_point_resumes(tmp_path, home, truth, capsys, trap):
     """F16: the bytes are the same, and the vault is unchanged."""
     before = {p: p.read_bytes() for p in home.rglob("*") if p.is_file()}
-    for number, trap in enumerate(("tile-written:2:kill", "tile-written:5:kill", "publish-before:1:kill")):
-        target = tmp_path / f"out{number}"
-        assert killed(home, target, trap) == -9 and not target.exists()
-        status, found, said = restore(home, target, capsys=capsys)
-        assert (status, found["step"]) == (0, 3), said
-        assert truth.step_of(target) == 3
+    target = tmp_path / "out"
+    assert killed(home, target, trap) == -9 and not target.exists()
+    status, found, said = restore(home, target, capsys=capsys)
+    assert (status, found["step"]) == (0, 3), said
+    assert truth.step_of(target) == 3
     assert before == {p: p.read_bytes() for p in home.rglob("*") if p.is_file()}
 
 
