@@ -71,13 +71,15 @@ def tensors_of(graph: Graph, dropped: tuple[str, ...]) -> Account:
     Raises: AssertionError if a state is neither used nor left out by name.
     """
     here = graph.source
-    pairs = {(here.tensors[t], p.state) for p in here.parts for t in p.tensors}
+    stored = {(here.tensors[t], p.state) for p in here.parts for t in p.tensors}
+    pairs = {(name, state) for path, state in stored for name in here.layout.members(path)}
+    used = {(name, state) for path, state in graph.used for name in here.layout.members(path)}
     items: list[Item] = []
-    moved = Counter(state for _, state in pairs & graph.used)
+    moved = Counter(state for _, state in pairs & used)
     for text in dropped:
         what, _, why = text.partition(": ")
         state, _, path = what.partition(" of ")
-        if (path, state) in pairs and (path, state) not in graph.used:
+        if (path, state) in pairs and (path, state) not in used:
             items.append(("derived" if _REMADE in why else "dropped", f"{_TENSORS} {state}", path, why))
     kept = tuple(AccountEntry("moved", f"{_TENSORS} {state}", n) for state, n in sorted(moved.items()))
     return Account(len(pairs), (*kept, *entries_of(items))).check_sum()
@@ -167,7 +169,7 @@ def _values(plan: Recipe, source: Checkpoint) -> Iterator[Item]:
     left = left_values(source, plan.target)
     gone = frozenset(plan.gone.get("names", ()))
     target = format_named(plan.target.framework)
-    keeps_layers = keeps_all(plan.target.framework) or target.has_layer_files(plan.targets)
+    keeps_layers = keeps_all(plan.target.framework) or target.has_layer_files(plan.target_shelves.files)
     has_scaler = target.has_scaler(plan.target.settings)
     described = target.cuts_described(source, plan.target)
     cuts = {"/".join(map(str, path)): path for path in _unknown_cuts(source)}
@@ -297,7 +299,7 @@ def _files(plan: Recipe, source: Checkpoint, not_read: tuple[NotRead, ...]) -> I
             yield fate, "file", name, why
 
     left = left_values(source, plan.target).get(TEXTS)
-    some = format_named(plan.target.framework).texts_written(source, plan.targets).left
+    some = format_named(plan.target.framework).texts_written(source, plan.target_shelves).left
     for name in _texts(source):
         why = left or some.get(name, "")
         yield from item("dropped" if why else "moved", name, why)

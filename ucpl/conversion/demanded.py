@@ -150,7 +150,7 @@ def _config_written(plan: Plan, source: Checkpoint) -> tuple[dict[str, Json] | N
     target = format_named(plan.target.framework)
     if not target.has_model_files:
         return None, ()
-    made = target.texts_written(source, plan.targets)
+    made = target.texts_written(source, plan.target_shelves)
     notes = (*made.notes, *(f"{name} is left out: {why}" for name, why in made.left.items()))
     text = made.texts.get("config.json")
     if text is None or not _stored(plan):

@@ -17,6 +17,7 @@ from ucpl.conversion.places import refuse_existing, with_parents
 from ucpl.conversion.running import rehearsed, run
 from ucpl.conversion.staging import clear_made, with_made
 from ucpl.conversion.target_passes import AfterPasses, apply_target_passes
+from ucpl.errors import UcplError
 from ucpl.records import frozen
 
 if TYPE_CHECKING:
@@ -75,7 +76,25 @@ def _ignore(event: Event) -> None:
 
 
 def planned(asked: Asked, given: Given) -> Prepared:
-    """Open the source, describe both sides, plan and prove."""
+    """Open the source, describe both sides, plan and prove.
+
+    Many tensors that are stored alike are planned as one, unless an option names one of them. An error names a single tensor:
+    it is raised by a second plan without families.
+    """
+    from ucpl.conversion.requests import Folding
+
+    if given.drop or given.freeze or given.train or given.fill or given.bare or asked.called is not None:
+        return _planned(asked, given)
+    folding = Folding()
+    try:
+        return _planned(asked, evolve(given, folding=folding))
+    except UcplError:
+        if not folding.is_done:
+            raise
+    return _planned(asked, given)
+
+
+def _planned(asked: Asked, given: Given) -> Prepared:
     from ucpl.conversion.demanded import demand_loadable
     from ucpl.conversion.model_files import with_model_files
     from ucpl.conversion.planning import Prepared, described, is_unread, plan_of

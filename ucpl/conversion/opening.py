@@ -425,15 +425,15 @@ def own_layout(path: Path, framework: str | None = None) -> Called | None:
     return found if _of_a_spec(items) else None
 
 
-def infer(checkpoint: Checkpoint) -> Inferred:
+def infer(checkpoint: Checkpoint, *, fold: bool = False) -> Inferred:
     """Infer the model and layout of a checkpoint.
 
-    They are checked against it. Raises: UcplError E320-E323.
+    fold: tensors that are stored alike are one in its placement. They are checked against it. Raises: UcplError E320-E323.
     """
     from ucpl.inference.infer import infer as made
     from ucpl.verification import spec_matches
 
-    found = made(checkpoint)
+    found = made(checkpoint, fold=fold)
     spec_matches.demand(found.placement, checkpoint)
     return found
 

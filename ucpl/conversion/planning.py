@@ -163,7 +163,7 @@ def _described(asked: Asked, given: Given) -> tuple[Side, Side, Names | None]:
         demand_an_optimizer(opened, framework_of(aimed), given.skipped)
     if mine is None and other is None:
         return (*sides(own, aimed, given, opened), None)
-    return named_sides(opened, own, aimed, (mine, other), given)
+    return named_sides(opened, own, aimed, (mine, other), evolve(given, folding=None))
 
 
 def is_unread(sides: tuple[Side, Side], given: Given) -> bool:

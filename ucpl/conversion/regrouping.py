@@ -116,12 +116,16 @@ def with_model_names(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
         return checkpoint
     wanted = {member for _, members in target.groups for member in members}
     held = {member for group in checkpoint.state.groups for member in group.members}
+    unknown, open_ = wanted - held, held - wanted
     called: dict[str, dict[str, None]] = {}  # a name in the files -> names of the model
-    for tensor in recipe.sources:
-        if tensor.state == "weight" and tensor.label in wanted - held:
-            for name in _names_in(tensor):
-                if name in held - wanted:
-                    called.setdefault(name, {})[tensor.label] = None
+    for shelf in recipe.source_shelves.shelves:
+        names = (shelf.label,) if shelf.block.named is None else shelf.block.named
+        if shelf.state == "weight" and open_ and not unknown.isdisjoint(names):
+            for tensor in shelf.each:
+                if tensor.label in unknown:
+                    for name in _names_in(tensor):
+                        if name in open_:
+                            called.setdefault(name, {})[tensor.label] = None
     if not called:
         return checkpoint
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from attrs import evolve, field
 
 from ucpl.errors import Diagnostic, Label, UcplError, fail
-from ucpl.records import frozen
+from ucpl.records import define, frozen
 from ucpl.registry import Format, format_of_layout
 from ucpl.texts import json_object, read_text
 
@@ -80,6 +80,13 @@ class Called(NamedTuple):
         return nodes.Model(opened.model.name, tuple(opened.model_items), span=opened.model.span)
 
 
+@define
+class Folding:
+    """A wish to plan tensors that are stored alike as one."""
+
+    is_done: bool = False  # the checkpoint has so many that both sides have families
+
+
 @frozen(eq=False)
 class Given:
     """The options of one conversion besides the layout's call."""
@@ -98,6 +105,7 @@ class Given:
     skipped: frozenset[str] = frozenset()  # states that cannot be read and are dropped by name
     why_skipped: str = ""  # without such an option: the fault of the optimizer
     bare: bool = False  # layouts are resolved and not located: one rank will be asked for
+    folding: Folding | None = None  # tensors that are stored alike may be planned as one
 
 
 def config_at(path: Path) -> Config:

@@ -73,8 +73,9 @@ def located(
         define_sizes=given.sizes,
         inherited=given.inherited,
         notes=notes,
+        fold=given.folding is not None and rank is None,
     )
     demand_forms(layout)
     if given.bare:
-        return Side(one, given, Placement(layout, tuple(layout.tensors), ()))
+        return Side(one, given, Placement(layout, tuple(layout.placed), ()))
     return Side(one, given, locate(layout, rank=rank, stated=stated))

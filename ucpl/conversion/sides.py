@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["sides", "source_side", "target_side"]
 
+# Tensors. A plan of fewer is cheap, and its nodes have the names of single ones.
+FAMILIES_FROM = 2_000
+
 
 def source_side(checkpoint: Checkpoint, described: Called | None, given: Given) -> Side:
     """The source of a conversion, inferred or described by a spec.
@@ -45,7 +48,7 @@ def source_side(checkpoint: Checkpoint, described: Called | None, given: Given) 
     given = evolve(given, config=config_of(checkpoint, given.config), sizes=given.sizes if described else {})
     one = described or own_layout(checkpoint.top, checkpoint.format)
     if one is None:
-        found = infer(checkpoint)
+        found = infer(checkpoint, fold=given.folding is not None)
         own = evolve(given, model=found.model, inherited=found.inherited)
         return Side(Called(found.library, found.call), own, found.placement, checkpoint)
     return _described_side(checkpoint, one, given)
@@ -224,14 +227,29 @@ def sides(
     """
     if checkpoint is not None:
         opened, did = apply_source_passes(Opened(checkpoint, source, target, given))
+        if given.folding is not None and _has_families(opened):
+            given.folding.is_done = True
+        else:
+            given = evolve(given, folding=None)
         here = source_side(opened.checkpoint, opened.source, evolve(given, model=None))
         return evolve(here, passes=did), target_side(opened.target, here, given)
     assert source is not None
+    given = evolve(given, folding=None)
     if given.model is None:  # a side with its own model gives the other its model
         named = next((one for one in (source, target) if not one.is_of_any), None)
         given = evolve(given, model=named.model(given) if named is not None else None)
     here = located(source, given)
     return here, target_side(target, here, given)
+
+
+def _has_families(opened: Opened) -> bool:
+    """True if many tensors are worth families.
+
+    A spec has folded them already, and files of a container speak of single ones.
+    """
+    is_spec = opened.source is not None and not opened.source.is_of_any
+    alone = is_spec or opened.checkpoint.container is not None
+    return not alone and len(opened.checkpoint.state.tensors) >= FAMILIES_FROM
 
 
 def _notes_of(found: Found) -> tuple[Note, ...]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+import numpy as np
 from attrs import evolve
 
 from ucpl.errors import Label, fail
@@ -63,19 +64,23 @@ def traced(plan: Plan, file: str, asked: str, state: str | None) -> tuple[str, l
     file: path of the plan, for messages. asked: `wte.weight`, `wte.weight[3, 17]`, `wte.weight[v=3, h=17]`. state: only this
     one. Raises: UcplError E181, E182, E351.
     """
-    whole = asked.strip()
+    whole, families = asked.strip(), {name: path for path, of in plan.families.items() for name in of}
+    names = [name for path in plan.tensors for name in plan.families.get(path, (path,))]
     found = _ELEMENT.fullmatch(whole)
     if found is None:
         fail("E181", f"`{asked}` is no tensor with an index", Label(_CALLED, where=asked))
-    name = whole if whole in plan.tensors else found["name"].strip()
+    known = {*names}
+    name = whole if whole in known else found["name"].strip()
     name = plan.target.aliases.get(name, name)
-    said = [name] if name in plan.tensors else [t for t in plan.tensors if whole_name(t) == name]
+    said = [name] if name in known else [t for t in names if whole_name(t) == name]
     if not said:
-        close = nearest(name, [*plan.tensors, *map(whole_name, plan.tensors)])
-        has = f"it has {', '.join(plan.tensors[:_SHOWN])}" + (", ..." if len(plan.tensors) > _SHOWN else "")
+        close = nearest(name, [*names, *map(whole_name, names)])
+        has = f"it has {', '.join(names[:_SHOWN])}" + (", ..." if len(names) > _SHOWN else "")
         remedy = f"did you mean `{close}`?" if close else has
         fail("E182", f"the plan has no tensor `{name}`", Label(file, where=name), remedy=remedy)
     if found["index"] is None or name == whole:
+        if name in families:
+            return name, list(_runs_of_member(plan, file, families[name], name, state))
         return name, [one for tensor in said for one in _runs(plan, tensor, state)]
     return name, _of_element(plan, file, said, found["index"], state)
 
@@ -87,6 +92,45 @@ def _runs(plan: Plan, name: str, state: str | None) -> Iterator[Traced]:
         if state is None or m.state == state:
             for i in (m.tensor == number).nonzero()[0].tolist():
                 yield _told(plan, m, i, int(m.source_offset[i]), int(m.target_offset[i]), name, int(m.shape[i].prod()))
+
+
+def _runs_of_member(plan: Plan, file: str, family: str, name: str, state: str | None) -> Iterator[Traced]:
+    """The runs of one tensor of a family.
+
+    They are the parts of moves in its places. A move of another tensor may also fill a place that has no gaps.
+    """
+    from ucpl.placement import locate
+    from ucpl.tables import clip
+
+    number, layout = plan.tensors.index(family), _layout(plan, file, [name], "")
+    placement = locate(layout)
+    tensor, places = placement.tensors.index(name), _numbers_of(plan)
+    spans: dict[tuple[str, int], list[tuple[int, int, bool]]] = {}
+    for part in placement.parts:
+        mine = part.pieces.take(part.pieces.tensor == tensor)
+        ends = mine.offset + ((mine.high - mine.low - 1) * mine.stride).sum(axis=1) + 1
+        is_solid = ends - mine.offset == mine.volume
+        columns = (mine.home.tolist(), mine.offset.tolist(), ends.tolist(), is_solid.tolist())
+        for home, low, high, solid in zip(*columns, strict=True):
+            one = part.homes.home(home)
+            target = places.get((one.file, tuple(map(str, one.key))))
+            if target is not None:
+                spans.setdefault((part.state, target), []).append((low, high, solid))
+    for m in plan.moves:
+        if state is not None and m.state != state:
+            continue
+        there = [target for place, target in spans if place == m.state]
+        for i in np.isin(m.target, there).nonzero()[0].tolist():
+            for low, high, solid in spans[m.state, int(m.target[i])]:
+                if not solid and m.tensor[i] != number:
+                    continue
+                span = np.array([low], np.int64), np.array([high], np.int64)
+                one_row = m.target_offset[i : i + 1], m.shape[i : i + 1], m.target_stride[i : i + 1]
+                _, first, last = clip(*one_row, *span)
+                for begin, end in zip(first, last, strict=True):
+                    source = int(m.source_offset[i] + (begin * m.source_stride[i]).sum())
+                    target = int(m.target_offset[i] + (begin * m.target_stride[i]).sum())
+                    yield _told(plan, m, i, source, target, name, int((end - begin).prod()))
 
 
 def _of_element(plan: Plan, file: str, said: list[str], text: str, state: str | None) -> list[Traced]:
@@ -148,12 +192,17 @@ def _spots(plan: Plan, placement: Placement, name: str, index: tuple[int, ...]) 
 
     homes = [(p.state, h) for p in placement.parts for h in p.homes]
     first = [0, *accumulate(len(p.homes) for p in placement.parts)]
-    numbers = {(t.file, tuple(map(str, t.key))): i for i, t in enumerate(plan.targets)}
+    numbers = _numbers_of(plan)
     for spot in spots_of(placement, name, index):
         state, home = homes[first[spot.part] + spot.home]
         target = numbers.get((home.file, tuple(map(str, home.key))))
         if target is not None:
             yield state, target, spot.position
+
+
+def _numbers_of(plan: Plan) -> dict[tuple[str, tuple[str, ...]], int]:
+    """The number of each stored tensor of the target, by its place."""
+    return {(t.file, tuple(map(str, t.key))): i for i, t in enumerate(plan.targets)}
 
 
 def _member(plan: Plan, m: Runs, i: int) -> tuple[int, ...] | None:

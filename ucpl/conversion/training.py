@@ -193,6 +193,8 @@ def placements_in_dtype(source: Side, target: Side) -> tuple[Placement, Placemen
 
     Raises: UcplError E187, E188.
     """
+    from ucpl.placement.families import apart
+
     change = change_of(source, target.layout)
     if change is None:
         return source.placement, target.placement, ()
@@ -202,8 +204,10 @@ def placements_in_dtype(source: Side, target: Side) -> tuple[Placement, Placemen
     for path in changed:
         _demand_dtype(target, target.layout.tensors[path], change)
     masters = with_masters(source.placement) & changed.keys()
-    here = without_weights(source.placement, masters)
-    there = _cast(target.placement, changed.keys() - masters)
+    here, there = source.placement, target.placement
+    if changed:
+        here = without_weights(apart(here), masters)
+        there = _cast(apart(there), changed.keys() - masters)
     return here, there, _told(source, target, change, {p: d for p, d in changed.items() if p not in masters})
 
 
@@ -226,7 +230,8 @@ def _demand_dtype(target: Side, tensor: LogicalTensor, change: Change) -> None:
 
 def with_masters(placement: Placement) -> set[str]:
     """Tensors whose weight can be made from a master."""
-    return {placement.tensors[t] for part in placement.parts if part.state == _MASTER for t in part.tensors}
+    held = {placement.tensors[t] for part in placement.parts if part.state == _MASTER for t in part.tensors}
+    return {name for path in held for name in placement.layout.members(path)}
 
 
 def without_weights(source: Placement, masters: set[str]) -> Placement:

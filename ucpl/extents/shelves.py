@@ -26,9 +26,14 @@ class Shelf:
     label: str
     dtypes: tuple[str, ...]
     shares: I64 | None = None  # of each tensor: the number of the one whose storage it is a second name of, or -1
+    begins: I64 | None = None  # of each choice: the place of its first tensor in the order of files, if that is another
 
     def __len__(self) -> int:
         return len(self.block)
+
+    @property
+    def each(self) -> Iterator[StoredTensor]:
+        return map(self.tensor, range(len(self)))
 
     def tensor(self, number: int) -> StoredTensor:
         coordinate, choice = divmod(number, self.block.choices)
@@ -40,7 +45,7 @@ class Shelf:
             self.dtypes[number if len(self.dtypes) > 1 else 0],
             tuple(self.block.shape[coordinate].tolist()),
             self.state,
-            self.label,
+            self.label if self.block.named is None else self.block.named[choice],
             int(self.block.rank[coordinate]),
             None if shared < 0 else shared,
             int(self.block.padding[coordinate]),
@@ -76,7 +81,25 @@ class Shelves(Sequence[StoredTensor]):
 
     @cached_property
     def each(self) -> tuple[StoredTensor, ...]:
-        return tuple(s.tensor(i) for s in self.shelves for i in range(len(s)))
+        return tuple(tensor for s in self.shelves for tensor in s.each)
+
+    @cached_property
+    def files(self) -> frozenset[str]:
+        """The files of all stored tensors."""
+        return frozenset(name for s in self.shelves for name in s.block.files)
+
+    @cached_property
+    def filed(self) -> I64 | None:
+        """The tensors' numbers in the order of files.
+
+        None if this is their own order.
+        """
+        if not self.shelves or any(s.begins is None for s in self.shelves):
+            return None
+        places = [
+            (np.arange(len(s.block.rank))[:, None] + s.begins).reshape(-1) for s in self.shelves if s.begins is not None
+        ]
+        return np.argsort(np.concatenate(places), kind="stable")
 
     @classmethod
     def of(cls, tensors: Sequence[StoredTensor]) -> Shelves:
@@ -88,7 +111,7 @@ class Shelves(Sequence[StoredTensor]):
     def with_dtypes(self, dtypes: Sequence[tuple[str, ...]]) -> Shelves:
         """The same tensors of other dtypes, by shelf."""
         held = zip(self.shelves, dtypes, strict=True)
-        return Shelves(tuple(Shelf(s.block, s.state, s.label, d, s.shares) for s, d in held))
+        return Shelves(tuple(Shelf(s.block, s.state, s.label, d, s.shares, s.begins) for s, d in held))
 
 
 def _shelf(t: StoredTensor) -> Shelf:

@@ -32,6 +32,7 @@ from ucpl.layout.layout import Policy
 from ucpl.layout.scales import scales_of
 from ucpl.layout.scope import at
 from ucpl.placement import Part, Placement
+from ucpl.placement.families import apart
 from ucpl.records import define, frozen
 from ucpl.tables import I64, distinct, each
 from ucpl.tables.operations import Fill, Read, Write
@@ -87,12 +88,27 @@ def drawn(
     It has all reads, extracts, merges, splits and writes.
     """
     check_drops(source, drop)
+    source, target = _in_step(source, target, apart_all=bool(drop or freeze))
     left_out = of_sizes(drop, [*source.tensors, *target.tensors])
     check_models(source, target, left_out)
     here, there, said = with_live_rows(source, target, share.whole if share is not None else None)
     return _Drawing(
         here, there, of_sizes(left_out, here.tensors), freeze, dtype_of, share is not None, dropped=[*said]
     ).run()
+
+
+def _in_step(source: Placement, target: Placement, *, apart_all: bool) -> tuple[Placement, Placement]:
+    """Both sides with the families that both have.
+
+    If something is dropped, filled or live, there is none.
+    """
+    ours, theirs = source.layout.families, target.layout.families
+    if not ours and not theirs:
+        return source, target
+    apart_all |= bool(target.layout.fillings) or any(p.live is not None for p in (*source.parts, *target.parts))
+    both = set() if apart_all else {p for p, one in ours.items() if p in theirs and theirs[p].names == one.names}
+    here = apart(source, both)
+    return here, here if target is source else apart(target, both)
 
 
 @frozen
@@ -207,7 +223,7 @@ class _Drawing:
         if turned:
             rest -= turned
             self.derived.append(
-                f"{state} of {_count(len(turned), 'tensor')} is the product with the scales of its blocks,"
+                f"{state} of {self.counted(turned)} is the product with the scales of its blocks,"
                 " in fp32, rounded once to nearest even"
             )
             made = self.route(state, state, parts, (turned, False), True)
@@ -215,16 +231,14 @@ class _Drawing:
         origin, derived = self.derivation(state, rest)
         if derived:
             self.derived.append(
-                f"{state} of {_count(len(derived), 'tensor')} is derived from {origin},"
+                f"{state} of {self.counted(derived)} is derived from {origin},"
                 " rounded to nearest even where it is narrower"
             )
             out.append(self.route(state, origin, parts, (derived, False), True))
         rest -= derived
         masters = self.filler.of_weight(state, rest & self.stored("weight"))
         if masters:
-            self.derived.append(
-                f"{state} of {_count(len(masters), 'tensor')} is made of the weight: the source has none"
-            )
+            self.derived.append(f"{state} of {self.counted(masters)} is made of the weight: the source has none")
             out.append(self.route(state, "weight", parts, (masters, False), True))
         if rest - masters:
             self.absent.append((state, parts, rest - masters))
@@ -254,7 +268,7 @@ class _Drawing:
 
     def scale_parts(self, tensors: set[str]) -> tuple[int, ...]:
         """Parts of the source that the scales of these tensors are in."""
-        scales = scales_of(self.target.layout.tensors)
+        scales = scales_of(self.target.layout.placed)
         wanted = {scales[path] for path in tensors}
         self.used |= {(path, "weight") for path in wanted}
         return tuple(
@@ -374,7 +388,7 @@ class _Drawing:
         here, there = sides
         lanes = evolve(route.lanes, sources=parts)
         common = {path: i for i, path in enumerate(self.target.tensors)}
-        scales = scales_of(self.target.layout.tensors)
+        scales = scales_of(self.target.layout.placed)
         wanted = frozenset(scales[path] for path in route.wanted)
         k = max(1, here.width, there.width)
         rows = rows_of(here.numbered(parts), here.space, self.renumber(self.source, common, wanted), k)
@@ -443,13 +457,12 @@ class _Drawing:
         derived = self.target.layout.derived
         taken_back = self.target_says_none()
         for part in self.source.parts:
-            for t in part.tensors:
-                path = self.source.tensors[t]
+            for stored, path in self.names_in(part):
                 if (path, part.state) in self.used:
                     continue
                 self.used.add((path, part.state))
                 text = f"{part.state} of {path}"
-                made_of = [d.source for d in derived if d.state == part.state and (path, d.source) in self.used]
+                made_of = [d.source for d in derived if d.state == part.state and (stored, d.source) in self.used]
                 if part.state in self.drop or path in self.drop:
                     self.dropped.append(f"{text}: dropped by name")
                 elif path in self.freeze and part.state != "weight":
@@ -466,6 +479,19 @@ class _Drawing:
                         Label(self.target.layout.call, "target"),
                         remedy=self.how_to_leave_out(path, part.state),
                     )
+
+    def names_in(self, part: Part) -> Iterator[tuple[str, str]]:
+        """Unused tensors of a part, by name.
+
+        Each has the name that the part stores, its own or a family's, and its own name.
+        """
+        for t in part.tensors:
+            path = self.source.tensors[t]
+            if (path, part.state) not in self.used:
+                yield from ((path, name) for name in self.source.layout.members(path))
+
+    def counted(self, paths: set[str]) -> str:
+        return _count(sum(len(self.target.layout.members(path)) for path in paths), "tensor")
 
     def how_to_leave_out(self, path: str, state: str) -> str:
         tensor = self.target.layout.tensors.get(path)

@@ -162,7 +162,7 @@ class _Settler:
         """Remedy with the type of a scale."""
         if not dtype:
             return "write `dtype f32` in the model"
-        tensor = self.graph.source.layout.tensors.get(path)
+        tensor = self.graph.source.layout.placed.get(path)
         if dtype == "u8" and tensor is not None:
             known = "" if tensor.dtype in AS_U8 else "`dtype f8_e8m0fnu` in the model, and "
             return f"if its bytes are exponents, write {known}`dtype u8` on its entry: its bits are kept so"

@@ -99,7 +99,7 @@ class Filler:
             np.add.at(held, some.tensor, some.volume)
         out: dict[str, list[Box]] = {}
         for path in sorted(chosen, key=lambda p: common[p]):
-            tensor = self.target.layout.tensors[path]
+            tensor = self.target.layout.placed[path]
             if held[common[path]] >= tensor.numel and not len(primary.reduced):
                 continue
             mine = rows.take(rows.tensor == common[path])
@@ -110,7 +110,7 @@ class Filler:
 
     def whole(self, state: str, targets: list[int], wanted: set[str], k: int) -> MissingBoxes:
         """Tensors that the source lacks completely."""
-        tensors = self.target.layout.tensors
+        tensors = self.target.layout.placed
         return MissingBoxes(state, tuple(targets), {p: [_whole(t, k)] for p, t in tensors.items() if p in wanted})
 
     # ---- filled elements
@@ -159,7 +159,7 @@ class Filler:
         Raises E318 if two of them give one element two values.
         """
         path, left, allowed = of
-        tensor = self.target.layout.tensors[path]
+        tensor = self.target.layout.placed[path]
         taken: list[tuple[int, list[Box]]] = []
         for i in lines:
             line = self.lines[i]

@@ -44,7 +44,7 @@ def blockwise(placement: Placement, scales: Chosen, kept: StoredBoxes) -> Joined
 
     Raises E317 for scales that are means.
     """
-    tensors = placement.layout.tensors
+    tensors = placement.layout.placed
     common = {path: i for i, path in enumerate(placement.tensors)}
     if len(scales.reduced):
         path = placement.tensors[int(scales.reduced.tensor[0])]

@@ -203,10 +203,10 @@ class GraphSide:
             shares = self.owned.get(n) if sharing else None
             if shares is not None and not (shares >= 0).any():
                 shares = None
-            at = 0
+            at = choice = 0
             for block in part.homes.blocks:
-                mine = slice(at, at + len(block))
-                at += len(block)
+                mine, begins = slice(at, at + len(block)), slice(choice, choice + block.choices)
+                at, choice = at + len(block), choice + block.choices
                 out.append(
                     Shelf(
                         block,
@@ -214,6 +214,7 @@ class GraphSide:
                         part.label,
                         dtypes if len(dtypes) == 1 else dtypes[mine],
                         None if shares is None else shares[mine],
+                        None if part.begins is None or not sharing else part.begins[begins],
                     )
                 )
         return Shelves(tuple(out))

@@ -76,10 +76,11 @@ class Inferred:
         return expand(self.library, self.call, self.model, name=LAYOUT_NAME, inherited=self.inherited)
 
 
-def infer(checkpoint: Checkpoint) -> Inferred:
+def infer(checkpoint: Checkpoint, *, fold: bool = False) -> Inferred:
     """The model and layout of an opened checkpoint.
 
-    Raises: UcplError if the language cannot describe its framework.
+    fold: tensors that are stored alike are one in its placement. Raises: UcplError if the language
+    cannot describe its framework.
     """
     library = load()
     settings = inherited_settings(checkpoint)
@@ -93,13 +94,12 @@ def infer(checkpoint: Checkpoint) -> Inferred:
         base = parallel.Base(library, call, model, settings)
         made = of.stored(base, checkpoint) if is_described else ranks.stored(base, checkpoint)
         library, call, notes = made.library, made.call, made.notes
-    placement = locate(
-        resolve(library, call, model=model, inherited=settings, notes=notes), stated=stated_of(checkpoint)
-    )
+    layout = resolve(library, call, model=model, inherited=settings, notes=notes, fold=fold)
+    placement = locate(layout, stated=stated_of(checkpoint))
     dtypes = state_dtypes(checkpoint, placement)
     if any(dtype != "f32" for of in dtypes.values() for dtype in of.values()):
         model = model_of(checkpoint, dtypes)
-        layout = resolve(library, call, model=model, inherited=settings, notes=notes)
+        layout = resolve(library, call, model=model, inherited=settings, notes=notes, fold=fold)
         placement = locate(layout, stated=stated_of(checkpoint))
     return Inferred(checkpoint, library, model, call, settings, placement.layout, placement)
 

@@ -5,7 +5,7 @@ Globs and `*` are expanded for every tensor that no entry names.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from typing import NoReturn
 
@@ -16,8 +16,9 @@ from ucpl.language import nodes, worded
 from ucpl.language.walk import inside, walk
 from ucpl.layout import axes as ax
 from ucpl.layout.by_index import whole_name
+from ucpl.layout.families import families_of, with_sizes
 from ucpl.layout.globs import Globs, literals
-from ucpl.layout.layout import Entry, GlobMatch, LogicalTensor
+from ucpl.layout.layout import Entry, Family, GlobMatch, LogicalTensor
 from ucpl.layout.live import check_live, reject_live
 from ucpl.layout.models import unknown_tensor
 from ucpl.layout.name_remedies import nearest
@@ -28,7 +29,7 @@ from ucpl.layout.scope import NUMBER_LIMIT, Scope, at
 from ucpl.layout.storing import Ground, is_there, said_clauses
 from ucpl.records import define, frozen
 
-__all__ = ["Wild", "WrittenEntries", "entries_of", "is_wild", "written_entries"]
+__all__ = ["Placing", "Wild", "WrittenEntries", "entries_of", "is_wild", "written_entries"]
 
 STORED_MAX = 1_000_000  # tensors that the entries of one layout name, all indices counted
 
@@ -47,10 +48,13 @@ class Wild:
     item: nodes.Entry
     path: str  # the tensor's own
     alias: str | None = None
+    is_family: bool = False  # then each stored tensor has a name of its own
 
     @property
     def variables(self) -> dict[str, str]:
         """Variables that a template may use for the tensor."""
+        if self.is_family:
+            return {}
         return {"name": self.path} | ({"alias": self.alias, "owner": self.path} if self.alias else {})
 
 
@@ -80,15 +84,22 @@ class WrittenEntries:
     classes: dict[str, list[nodes.Entry]]
     lines: list[GlobLine]
     globs: Globs
+    found: dict[str, list[nodes.Entry]] = field(factory=dict)  # of tensors, where there are globs
 
-    def wild(self, tensors: dict[str, LogicalTensor], aliases: dict[str, str]) -> Iterator[Wild]:
-        """One a tensor without indices, in the model's order.
+    def wild(
+        self, tensors: dict[str, LogicalTensor], aliases: dict[str, str], families: Mapping[str, Family] | None = None
+    ) -> Iterator[Wild]:
+        """One for each tensor without indices, or for its family.
 
         It is the most literal glob, else the most special class.
         """
+        joint = {family.names[0]: family for family in (families or {}).values()}
+        members = {name for family in joint.values() for name in family.names}
         for path, tensor in tensors.items():
-            if path not in self.explicit and not tensor.is_void:
-                yield from (Wild(i, path) for i in self.said(path, _CLASSES_OF[tensor.kind]) if i.shape is not None)
+            if path in joint:
+                yield from (_of_family(i, joint[path].tensor) for i in self.of(path, tensor))
+            elif path not in members and path not in self.explicit and not tensor.is_void:
+                yield from (Wild(i, path) for i in self.of(path, tensor) if i.shape is not None)
         for alias, owner in aliases.items():
             if alias not in self.explicit and not tensors[owner].is_void:
                 yield from (Wild(i, owner, alias) for i in self.said(alias, ("alias",)) if i.shape is not None)
@@ -101,6 +112,14 @@ class WrittenEntries:
             line = None if name in self.explicit else self.line(name, classes)
             if line is not None:
                 yield from (Wild(i, owner, None if name in tensors else name) for i in line.items)
+
+    def of(self, path: str, tensor: LogicalTensor) -> list[nodes.Entry]:
+        """The entries that speak of a tensor, found once."""
+        if not self.lines:
+            return self.said(path, _CLASSES_OF[tensor.kind])
+        if path not in self.found:
+            self.found[path] = self.said(path, _CLASSES_OF[tensor.kind])
+        return self.found[path]
 
     def said(self, name: str, classes: tuple[str, ...]) -> list[nodes.Entry]:
         """The entries that speak of a name."""
@@ -150,6 +169,10 @@ def _reject_tie(name: str, first: GlobLine, second: GlobLine) -> NoReturn:
     )
 
 
+def _of_family(item: nodes.Entry, tensor: LogicalTensor) -> Wild:
+    return Wild(evolve(item, indices=(nodes.Dim(tensor.dims[0]),)), tensor.path, is_family=True)
+
+
 def is_wild(item: nodes.Entry) -> bool:
     """True if an entry is for tensors that it does not name."""
     return item.path == "*" or bool(item.glob)
@@ -188,26 +211,53 @@ def _check_place(item: nodes.Entry) -> None:
         )
 
 
+@frozen(eq=False)
+class Placing:
+    """Entries of all tensors.
+
+    taken: the tensors of each glob. families: tensors that entries store together.
+    """
+
+    entries: tuple[Entry, ...]
+    taken: tuple[GlobMatch, ...]
+    families: dict[str, Family]
+    wild: range  # numbers of the entries that globs and `*` make
+
+
 def entries_of(
-    items: Iterable[nodes.LayoutItem], ground: Ground, tensors: dict[str, LogicalTensor], aliases: dict[str, str]
-) -> tuple[tuple[Entry, ...], tuple[GlobMatch, ...]]:
-    """Entries of all tensors, and the tensors that each glob took."""
+    items: Iterable[nodes.LayoutItem],
+    ground: Ground,
+    tensors: dict[str, LogicalTensor],
+    aliases: dict[str, str],
+    groups: Iterable[tuple[str, ...]] | None = None,
+) -> Placing:
+    """Entries of all tensors, with families on request.
+
+    groups: the members of each parameter group, if tensors that are stored alike become one family.
+    """
     written = written_entries(items, ground.scope)
+    families: dict[str, Family] = {}
+    if groups is not None:
+        families = families_of(tensors, {*written.explicit, *aliases.values()}, groups, written.of)
+        with_sizes(ground.scope, tensors, families.values())
+    placed = {**tensors, **{path: family.tensor for path, family in families.items()}}
     for item in written.items:
         check_no_flat((*item.indices, *(item.shape or ())), item.span)
         reject_live(item.indices, item.span, "an index")
         check_indices(item.indices, item.span)
     out: list[Entry] = []
-    expanded = False
+    wild, expanded = range(0), False
     for item in written.items:
         if not is_wild(item):
             if item.shape is not None and is_there(item, ground.scope):
                 out.append(_entry(item, ground, tensors, aliases))
         elif not expanded:
             expanded = True
-            out += (_wild(w, ground, tensors) for w in written.wild(tensors, aliases))
+            first = len(out)
+            out += (_wild(w, ground, placed) for w in written.wild(tensors, aliases, families))
+            wild = range(first, len(out))
     _reject_many(out, ground)
-    return tuple(out), written.told()
+    return Placing(tuple(out), written.told(), families, wild)
 
 
 def _reject_many(entries: list[Entry], ground: Ground) -> None:
@@ -335,7 +385,8 @@ def _filled(wild: Wild, ground: Ground, tensors: dict[str, LogicalTensor]) -> En
     storing = ground.storing(said_clauses(item), item.span, "weights", dims_in(item.indices))
     storing = scaled(storing, item, (tensor.path,), tensors)
     closed = axes_closed(shape, ground.scope, item.span)
-    entry = Entry(tensor.path, (), closed, {None: tensor.path}, storing, wild.alias, wild.variables, item.span)
+    indices = axes_closed(item.indices, ground.scope, item.span) if wild.is_family else ()
+    entry = Entry(tensor.path, indices, closed, {None: tensor.path}, storing, wild.alias, wild.variables, item.span)
     check_live(entry, tensors)
     return entry
 

@@ -79,6 +79,17 @@ class LogicalTensor:
         return prod(self.counts)
 
 
+@frozen(eq=False)
+class Family:
+    """Tensors of the model that a layout stores alike, as one tensor.
+
+    Its first dim is over their names; the others are theirs.
+    """
+
+    tensor: LogicalTensor
+    names: tuple[str, ...]  # in the model's order
+
+
 @frozen
 class LogicalState:
     """A state next to each trained parameter (of `groups`, or of all)."""
@@ -272,6 +283,8 @@ class Layout:
     fillings: tuple[Filling, ...] = ()
     domains: dict[str, DomainRule] = field(factory=dict)  # by kind
     extended: frozenset[Span] = frozenset()  # where lines of entries stand that are those of a layout that it extends
+    families: dict[str, Family] = field(factory=dict)  # tensors that entries store together, by the name of all
+    wild: range = range(0)  # numbers of the entries that globs and `*` make: they follow the model's order
 
     def __str__(self) -> str:
         counts = {
@@ -288,10 +301,27 @@ class Layout:
 
         Empty if the model has none.
         """
-        tensor = self.tensors[path]
+        tensor = self.placed[path]
         if state == "weight":
             return tensor.dtype or ""
         return dict(tensor.state_dtypes).get(state) or self.state_dtypes.get(state, "")
+
+    @cached_property
+    def placed(self) -> dict[str, LogicalTensor]:
+        """Tensors as entries store them, in the model's order.
+
+        A family replaces its members.
+        """
+        if not self.families:
+            return self.tensors
+        first = {family.names[0]: family.tensor for family in self.families.values()}
+        members = {name for family in self.families.values() for name in family.names}
+        found = (first.get(path, None if path in members else tensor) for path, tensor in self.tensors.items())
+        return {tensor.path: tensor for tensor in found if tensor is not None}
+
+    def members(self, path: str) -> tuple[str, ...]:
+        """Tensors of the model behind a stored one's name."""
+        return self.families[path].names if path in self.families else (path,)
 
     @cached_property
     def state_dtypes(self) -> dict[str, str]:

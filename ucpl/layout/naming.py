@@ -47,10 +47,12 @@ class Naming:
             dims = {d for path in entry.targets.values() for d in tensors[path].dims}
             self._demand(item, entry.storing.file, (entry, entry.indices), dims)
 
-    def check_line(self, item: nodes.States, line: States, entries: Iterable[Entry], layout: Trained) -> None:
+    def check_line(
+        self, item: nodes.States, line: States, entries: Iterable[Entry], layout: Trained, members: Members
+    ) -> None:
         """Check the names that a state line adds, and of flat buffers.
 
-        Their indices are those of their group. Raises E122.
+        Their indices are those of their group. members: the model's names for that of an entry. Raises E122.
         """
         tensors, groups = layout
         if line.shape != "like":
@@ -61,7 +63,7 @@ class Naming:
         is_member = _membership(line, groups)
         for entry in entries:
             of = [tensors[path] for path in entry.targets.values()]
-            if all(t.kind == "parameter" for t in of) and is_member(entry.path):
+            if all(t.kind == "parameter" for t in of) and is_member(members(entry.path)[0]):
                 dims = {d for t in of for d in t.dims}
                 self._demand(item, line.storing.file, (entry, entry.indices), dims)
 
@@ -113,6 +115,7 @@ def _membership(line: States, groups: dict[str, Group]) -> Callable[[str], bool]
 
 
 Trained = tuple[dict[str, LogicalTensor], dict[str, Group]]  # tensors and groups of a layout
+Members = Callable[[str], tuple[str, ...]]
 Owner = tuple[Entry | States, tuple[ax.Axis, ...]]  # owner of a name, and its indices
 Item = nodes.Entry | nodes.States
 

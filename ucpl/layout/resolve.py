@@ -12,6 +12,7 @@ from attrs import evolve
 
 from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.language import nodes, print_expr
+from ucpl.language.walk import walk
 from ucpl.layout.axis_lines import UnknownAxis, with_lines
 from ucpl.layout.domains import domain_rules
 from ucpl.layout.entries import entries_of
@@ -51,6 +52,7 @@ def resolve(
     define_sizes: dict[str, Value] | None = None,
     inherited: dict[str, tuple[Value, str]] | None = None,
     notes: tuple[Note, ...] = (),
+    fold: bool = False,
 ) -> Layout:
     """Close the layout that `call` names.
 
@@ -59,13 +61,14 @@ def resolve(
     define_sizes: -D name=value; wins over `let` and `dim` of the same name.
     inherited:    values for parameters that the call leaves open, each with its origin (a source's own settings).
     notes:        (name, value, origin) of values that the call or the library has already: printed with the others.
+    fold:         tensors that the layout stores alike are one family (`Layout.families`).
 
     Raises UcplError E1xx.
     """
     given = CallInputs(config or {}, define_sizes or {}, inherited or {})
     opened = open_layout(library, call, given, model)
     try:
-        layout = resolved(opened, given.sizes)
+        layout = resolved(opened, given.sizes, fold=fold)
     except UcplError as error:
         found = error.diagnostics[0]
         if isinstance(found.about, UnknownAxis):
@@ -74,7 +77,7 @@ def resolve(
     return evolve(layout, origins=(*layout.origins, *notes)) if notes else layout
 
 
-def resolved(opened: OpenedLayout, sizes: Mapping[str, Value]) -> Layout:
+def resolved(opened: OpenedLayout, sizes: Mapping[str, Value], *, fold: bool = False) -> Layout:
     """The layout of these statements.
 
     Afterwards the scope knows the sizes of digits, too.
@@ -94,7 +97,9 @@ def resolved(opened: OpenedLayout, sizes: Mapping[str, Value]) -> Layout:
         check_founded(opened.fresh, items, model_items)
     ground = ground_of(items, scope, indices)
     try:
-        entries, taken = entries_of(items, ground, tensors, aliases)
+        apart = [members for _, members in model_groups] if fold and _can_fold(opened) else None
+        placing = entries_of(items, ground, tensors, aliases, apart)
+        entries, families = placing.entries, placing.families
         groups = groups_of_layout(items, ground, tensors, frozenset(e.path for e in entries), model_groups)
     except UcplError as error:
         found = error.diagnostics[0]
@@ -124,8 +129,8 @@ def resolved(opened: OpenedLayout, sizes: Mapping[str, Value]) -> Layout:
         blobs=blobs_of(items, ground),
         framework=framework,
         settings=settings,
-        origins=(*opened.origins, *map(_origin, taken)),
-        taken=taken,
+        origins=(*opened.origins, *map(_origin, placing.taken)),
+        taken=placing.taken,
         model_name=opened.model.name,
         model_arguments=tuple((p.name, scope.value(p.name)) for p in opened.model.parameters),
         not_kept=not_kept(items, scope),
@@ -134,6 +139,8 @@ def resolved(opened: OpenedLayout, sizes: Mapping[str, Value]) -> Layout:
         ),
         domains=domain_rules(items, scope),
         extended=opened.extended,
+        families=families,
+        wild=placing.wild,
     )
     check_carried(layout.blobs, framework, ground.files)
     check_known(opened.definitions, scope)
@@ -143,6 +150,25 @@ def resolved(opened: OpenedLayout, sizes: Mapping[str, Value]) -> Layout:
     check_names(items, ground, layout)
     check_meshes(layout)
     return layout
+
+
+def _can_fold(opened: OpenedLayout) -> bool:
+    """True if a layout of any model treats tensors only as wholes."""
+    if opened.layout.of != "any" or any(isinstance(i, nodes.Fill | nodes.FillStates) for i in opened.items):
+        return False
+    entries = [i for i in opened.items if isinstance(i, nodes.Entry)]
+    groups = [i for i in opened.items if isinstance(i, nodes.Group)]
+    if (
+        not groups
+        or not all(i.of_model for i in groups)
+        or any(i.indices for i in entries)
+        or any(i.indices for i in groups)
+    ):
+        return False
+    axes = [node for i in entries for node in walk(*(i.shape or ()))]
+    is_live = any(isinstance(node, nodes.Pad) and node.kind == "live" for node in axes)
+    splits = (split for node in axes if isinstance(node, nodes.Cut) for split in node.splits)
+    return not is_live and all(split.mesh_axis != "tp" for split in splits)
 
 
 def _unread(items: Iterable[nodes.LayoutItem], layout: Layout) -> list[nodes.Record]:

@@ -449,7 +449,7 @@ def check_names(items: Iterable[nodes.LayoutItem], ground: Ground, layout: Layou
     """
     said = [i for i in items if isinstance(i, nodes.States) and i.shape is not None and is_there(i, ground.scope)]
     for item, line in zip(said, layout.state_lines, strict=True):
-        ground.naming.check_line(item, line, layout.entries, (layout.tensors, layout.groups))
+        ground.naming.check_line(item, line, layout.entries, (layout.placed, layout.groups), layout.members)
 
 
 def _named_groups(

@@ -42,7 +42,7 @@ def check_whole_bytes(placement: Placement) -> None:
 def dim_of_pairs(placement: Placement, part: Part) -> str:
     """The dim along which two elements of a part share a byte."""
     p = part.folded
-    tensor = placement.layout.tensors[placement.tensors[int(p.tensor[0])]]
+    tensor = placement.layout.placed[placement.tensors[int(p.tensor[0])]]
     return tensor.dims[int(np.flatnonzero(_along(p)[0])[0])]
 
 
@@ -61,7 +61,7 @@ def _along(p: Pieces) -> Bools:
 def _refuse(placement: Placement, part: Part, row: int) -> NoReturn:
     p = part.folded
     path = placement.tensors[int(p.tensor[row])]
-    tensor, home = placement.layout.tensors[path], part.homes.home(int(p.home[row]))
+    tensor, home = placement.layout.placed[path], part.homes.home(int(p.home[row]))
     label = at(part.span, "stored so") if part.span.line else Label(placement.layout.call, where=path)
     place = Label(home.file, f"rank {home.rank}", where=key_text(home.key))
     steps = p.stride[row][: len(tensor.dims)]

@@ -21,7 +21,7 @@ from ucpl.layout.scope import at
 from ucpl.placement.homes import Homes
 from ucpl.records import define, frozen
 from ucpl.tables import I64, distinct
-from ucpl.tables.blocks import CHOICE, COORDINATE, Block, Slot
+from ucpl.tables.blocks import CHOICE, COORDINATE, Block, Slot, name_texts
 
 __all__ = ["BufferMark", "Claimant", "Claims", "EntryMark", "Mark", "Place", "Spot", "taken"]
 
@@ -71,6 +71,7 @@ class Claims:
     holders: dict[str, dict[tuple[bool, ...], dict[Tokens, list[Claimant]]]] = field(factory=dict)
     wild: list[Claimant] = field(factory=list)  # with texts in their names that are no numbers
     every: list[Claimant] = field(factory=list)
+    families: list[_Named] = field(factory=list)  # each under the names of many tensors
     listed: dict[int, dict[Place, tuple[Mark, Claimant]]] = field(factory=dict)
     distinct: dict[object, bool] = field(
         factory=dict
@@ -108,7 +109,13 @@ class Claims:
 
         The part joins them.
         """
-        name = "\1".join(holder.components)
+        components = holder.components
+        if (mine := _Named.of(holder, components)) is not None:
+            found = [other.holder for other in self.families if other.meets(mine)]
+            found += [other for other in self.every if mine.has(other.components)]
+            self.families.append(mine)
+            return found
+        name = "\1".join(components)
         tokens = tuple(None if _HOLE in t else t for t in _NUMBER.split(name))
         if any(_is_wild(s) for b in holder.homes.blocks for s in _slots(b)):
             found = list(self.every)
@@ -124,7 +131,7 @@ class Claims:
                     found += [h for other, held in known.items() if _may_meet(other, tokens) for h in held]
             form.setdefault(changing, {}).setdefault(tokens, []).append(holder)
         self.every.append(holder)
-        return found
+        return [*found, *(family.holder for family in self.families if family.has(components))]
 
     def _are_distinct(self, blocks: tuple[Block, ...]) -> bool:
         """Cached form of the function below.
@@ -140,6 +147,58 @@ class Claims:
         if id(holder) not in self.listed:
             self.listed[id(holder)] = {place: (holder.mark(spot), holder) for spot, place in holder.each()}
         return self.listed[id(holder)]
+
+
+@frozen(eq=False)
+class _Named:
+    """Places of a family.
+
+    One step of them is a text around the name of a tensor. The others have no names.
+    """
+
+    holder: Claimant
+    components: tuple[str, ...]
+    step: int
+    texts: frozenset[str]  # of this step, one a tensor
+
+    @classmethod
+    def of(cls, holder: Claimant, components: tuple[str, ...]) -> _Named | None:
+        """None: the places have another form."""
+        if any(block.named is None for block in holder.homes.blocks):
+            return None
+        block = holder.homes.blocks[0]
+        steps = [n for n, name in enumerate((block.file, *block.key)) if any(_is_choice(part) for part in name)]
+        if len(steps) != 1:
+            return None
+        step, texts = steps[0], set[str]()
+        for block in holder.homes.blocks:
+            name = (block.file, *block.key)[step]
+            if any(isinstance(part, Slot) and part.axis == COORDINATE for part in name):
+                return None
+            texts.update(name_texts(name, (0,) * block.choices, range(block.choices)))
+        return cls(holder, components, step, frozenset(texts))
+
+    def meets(self, other: _Named) -> bool:
+        """True if two families may have a place in common."""
+        if self.step != other.step or len(self.components) != len(other.components):
+            return len(self.components) == len(other.components)
+        apart = self._differ(other.components)
+        return not apart and not self.texts.isdisjoint(other.texts)
+
+    def has(self, components: tuple[str, ...]) -> bool:
+        """True if one of the family's places may be one of these."""
+        if len(components) != len(self.components) or self._differ(components):
+            return False
+        return _HOLE in components[self.step] or components[self.step] in self.texts
+
+    def _differ(self, components: tuple[str, ...]) -> bool:
+        """True if another step has other text."""
+        pairs = zip(self.components, components, strict=True)
+        return any(a != b and _HOLE not in a + b for n, (a, b) in enumerate(pairs) if n != self.step)
+
+
+def _is_choice(part: str | Slot) -> bool:
+    return isinstance(part, Slot) and part.axis == CHOICE
 
 
 def _may_meet(a: Tokens, b: Tokens) -> bool:

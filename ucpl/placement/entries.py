@@ -38,6 +38,7 @@ Kin = Hashable  # equal for entries with the same boxes, but for the tensor's nu
 Indexed = tuple[Hashable, tuple[int, ...]]  # the brackets that choices are made of, and the coordinates
 Reach = tuple[tuple[str, ...], tuple[Indices, ...]]  # a tensor's dims, and which indices of each it has
 Number = TypeVar("Number", int, I64)
+Texts = tuple[str, ...]
 CHOICE_LIMIT = 4_000_000
 FORESEEN_MIN = 16  # coordinates
 PIECE_LIMIT = 1_000_000  # boxes of one entry on one rank
@@ -52,9 +53,8 @@ class Choices:
 
     count: int
     digits: dict[str, I64]  # of each choice, by name
-    variables: dict[
-        str, I64
-    ]  # variables of a template: an index, its digits, and its place in the run that a rank holds
+    # variables of a template: an index, its digits, and its place in the run that a rank holds; names of a family's tensors
+    variables: dict[str, I64 | Texts]
     placed: dict[Reach, tuple[tuple[int, ...], I64]] = field(factory=dict)  # EntryPlacer.positions remembers here
 
     def __len__(self) -> int:
@@ -64,12 +64,16 @@ class Choices:
         return Choices(
             len(rows),
             {n: v[rows] for n, v in self.digits.items()},
-            {n: v[rows] for n, v in self.variables.items()},
+            {n: _taken(v, rows) for n, v in self.variables.items()},
             {known: (dims, at[rows]) for known, (dims, at) in self.placed.items()},
         )
 
     def digits_of(self, choice: int) -> tuple[tuple[str, int], ...]:
         return tuple((n, int(v[choice])) for n, v in self.digits.items())
+
+
+def _taken(values: I64 | Texts, rows: list[int]) -> I64 | Texts:
+    return tuple(values[row] for row in rows) if isinstance(values, tuple) else values[rows]
 
 
 @frozen(eq=False)
@@ -143,7 +147,7 @@ class EntryPlacer:
         paths = list(self.entry.targets.items())
         if self.entry.indices or len(paths) != 1 or paths[0][0] is not None:
             return id(self)
-        tensor, sizes = self.layout.tensors[paths[0][1]], self.layout.sizes
+        tensor, sizes = self.layout.placed[paths[0][1]], self.layout.sizes
         places = {dim: str(i) for i, dim in enumerate(tensor.dims)}
         if any(d in self.layout.indices or d not in places for d in (*tensor.dims, *ax.dims_of(*self.entry.shape))):
             return id(self)
@@ -175,6 +179,15 @@ class EntryPlacer:
         return self.choices_found[memo]
 
     @property
+    def names(self) -> Texts:
+        """Tensors of the entry: its own, or those of a family."""
+        return self.layout.members(self.entry.path)
+
+    @property
+    def is_family(self) -> bool:
+        return self.entry.path in self.layout.families
+
+    @property
     def _indexed(self) -> Hashable:
         """Key of the choices, coordinates aside.
 
@@ -182,10 +195,15 @@ class EntryPlacer:
         """
         if not self.entry.indices:
             return ()
-        tensors = (self.layout.tensors[path] for path in self.entry.targets.values())
+        tensors = (self.layout.placed[path] for path in self.entry.targets.values())
         return self.entry.indices, tuple(dict.fromkeys((t.dims, t.indices) for t in tensors))
 
     def _choices(self, here: dict[str, int]) -> Choices:
+        if self.is_family:
+            (axis,) = self.entry.indices
+            assert isinstance(axis, ax.Dim)
+            each = np.arange(len(self.names))
+            return Choices(len(each), {axis.name: each}, {axis.name: each, "name": self.names})
         lists = []
         for axis in self.entry.indices:
             lists.append(self._index_cells(axis, here))
@@ -201,7 +219,7 @@ class EntryPlacer:
         count = prod(map(len, lists))
         grid = np.unravel_index(np.arange(count), tuple(map(len, lists))) if lists and count else ()
         digits: dict[str, I64] = {}
-        known: dict[str, I64] = {}
+        known: dict[str, I64 | Texts] = {}
         for cells, rows in zip(lists, grid, strict=False):
             name = cells[0][0]
             own = {d: np.array([dict(cell)[d] for _, _, cell in cells], dtype=np.int64) for d, _ in cells[0][2]}
@@ -214,7 +232,7 @@ class EntryPlacer:
 
     def positions(self, path: str, choices: Choices) -> tuple[tuple[int, ...], I64]:
         """Bracketed dims of a target tensor, and the choices' places: (J, dims)."""
-        tensor = self.layout.tensors[path]
+        tensor = self.layout.placed[path]
         known = (tensor.dims, tensor.indices)
         if known not in choices.placed:
             choices.placed[known] = self._positions(tensor, choices)
@@ -273,7 +291,7 @@ class EntryPlacer:
         """Mask of choices that all tensors of the entry have."""
         mask = np.ones(count, dtype=bool)
         for path in self.entry.targets.values():
-            tensor = self.layout.tensors[path]
+            tensor = self.layout.placed[path]
             for i, dim in enumerate(tensor.dims):
                 if self._has_digits(dim, digits):
                     mask &= self._places(tensor, i, digits)[1]
@@ -414,7 +432,7 @@ class EntryPlacer:
         limits: dict[str, Indices] = {}
         bracket = {name for axis in self.entry.indices for name in ax.dims_of(axis)}
         for path in self.entry.targets.values():
-            tensor = self.layout.tensors[path]
+            tensor = self.layout.placed[path]
             for i, dim in enumerate(tensor.dims):
                 if dim in bracket:
                     continue  # an entry is there for the indices that all its tensors have

@@ -29,6 +29,7 @@ from ucpl.tables.blocks import COORDINATE, Name, Slot
 __all__ = ["ChoiceRun", "EntryParts", "runs_of"]
 
 HOME_LIMIT = 20_000_000
+Counts = dict[str, int | I64]
 
 
 @frozen(eq=False)
@@ -117,15 +118,13 @@ class EntryParts:
         for number, g in enumerate(line.groups or (None,)):
             names, group = site.state_names(line, g), site.group(g)
             placers = [p for p in site.placers if p.entry.alias is None and fl.is_trained(layout, p)]
+            order = {m: i for i, m in enumerate(layout.tensors)}
             if group is not None and group.members is not None:
                 order = {m: i for i, m in enumerate(group.members)}
-                placers = sorted((p for p in placers if p.entry.path in order), key=lambda p: order[p.entry.path])
-            members: dict[object, int] = {}
-            for placer in placers:
-                at = frozenset(placer.entry.storing.at)
-                member, position = members.get(at, 0), positions.get(at, 0)
-                members[at], positions[at] = member + 1, position + 1
-                counts = {"group": number, "member": member, "number": position, "bucket": number}
+                placers = sorted((p for p in placers if p.names[0] in order), key=lambda p: order[p.names[0]])
+            counted = _counted(placers, order, positions)
+            for placer, (member, position) in zip(placers, counted, strict=True):
+                counts: Counts = {"group": number, "member": member, "number": position, "bucket": number}
                 key = line.storing.key or placer.entry.storing.key
                 if key is None:
                     continue
@@ -141,7 +140,7 @@ class EntryParts:
         key: Template,
         state: str,
         like: States | None,
-        counts: dict[str, int],
+        counts: Counts,
     ) -> Part:
         """Part of a state, by its `like` line; templates may use `counts`."""
         entry, site = placer.entry, self.site
@@ -155,10 +154,10 @@ class EntryParts:
         by_begin = is_by_begin(rule, site.layout)
         if by_begin:
             spreads = [self.chunks(placer, s) for s in spreads if any(x.numel for x in s.locals)]
-        constants: dict[str, str | int] = {**entry.variables, **counts, "state": state}
+        variables: dict[str, str | int | I64] = {**entry.variables, **counts, "state": state}
 
         def blocks(of: list[Spread]) -> tuple[Block, ...]:
-            return tuple(self.block(s, rule, key, constants, replica) for s in of)
+            return tuple(self.block(s, rule, key, variables, replica) for s in of)
 
         try:
             made = blocks(spreads)
@@ -259,19 +258,27 @@ class EntryParts:
         return [Spread(c, tuple(here), tuple(rank), tuple(local)) for c, here, rank, local in found.values()]
 
     def block(
-        self, spread: Spread, rule: FileRule, key: Template, constants: dict[str, str | int], replica: tuple[str, ...]
+        self,
+        spread: Spread,
+        rule: FileRule,
+        key: Template,
+        known: dict[str, str | int | I64],
+        replica: tuple[str, ...],
     ) -> Block:
+        """known: variables; those of a family may be columns."""
         assert rule.path is not None
+        constants = {n: v for n, v in known.items() if isinstance(v, str | int)}
+        counted_by = {n: v for n, v in known.items() if not isinstance(v, str | int)}
         if (spread, replica) not in self.arrays_of:
             self.arrays_of[spread, replica] = Arrays.of(spread, replica)
         arrays = self.arrays_of[spread, replica]
         variables = Variables(
             {n: v for n, v in constants.items() if n not in spread.choices.variables or n == "state"},
             arrays.coordinates,
-            {n: v for n, v in spread.choices.variables.items() if n != "state"},
+            {**{n: v for n, v in spread.choices.variables.items() if n != "state"}, **counted_by},
             len(spread.rank),
             len(spread.choices),
-            arrays.named,
+            {} if counted_by else arrays.named,
         )
         file, steps, counted = self.site.namer.in_file(rule, key, variables)
         for column in zip(*spread.begins, strict=True):  # a step for each stored axis
@@ -279,7 +286,9 @@ class EntryParts:
             counted += (True,)
         held = (arrays.padding, arrays.undefined, arrays.live)
         rank = arrays.coordinates["rank"]
-        return Block(file, steps, counted, len(spread.choices), arrays.shape, rank, *held, arrays.replica)
+        names = spread.choices.variables.get("name")
+        named = names if isinstance(names, tuple) else None
+        return Block(file, steps, counted, len(spread.choices), arrays.shape, rank, *held, arrays.replica, named)
 
     def pieces(self, placer: EntryPlacer, spread: Spread, first: int, storing: Storing) -> Pieces:
         """Boxes of all coordinates of a spread.
@@ -330,6 +339,31 @@ class EntryParts:
             return np.full(int(counts.sum()), one, dtype=np.int64)
         each = zip(spread.rank, spread.locals, strict=True)
         return np.concatenate([site.policies(storing, cut, placer, rank, local) for rank, local in each])
+
+
+def _counted(
+    placers: list[EntryPlacer], order: dict[str, int], positions: dict[object, int]
+) -> list[tuple[int | I64, int | I64]]:
+    """Each tensor's place in its group and in all groups.
+
+    Tensors at one place count. `positions`: how many there are so far, by place.
+    """
+    rows = [(n, 0) for n in range(len(placers))]
+    if any(p.is_family for p in placers):
+        each = [(order[name], n, c) for n, p in enumerate(placers) for c, name in enumerate(p.names)]
+        rows = [(n, c) for _, n, c in sorted(each)]
+    members: dict[object, int] = {}
+    found = [(np.zeros(len(p.names), dtype=np.int64), np.zeros(len(p.names), dtype=np.int64)) for p in placers]
+    places = [frozenset(p.entry.storing.at) for p in placers]
+    for n, choice in rows:
+        at_ = places[n]
+        member, position = members.get(at_, 0), positions.get(at_, 0)
+        members[at_], positions[at_] = member + 1, position + 1
+        found[n][0][choice], found[n][1][choice] = member, position
+    return [
+        (member, position) if placer.is_family else (int(member[0]), int(position[0]))
+        for placer, (member, position) in zip(placers, found, strict=True)
+    ]
 
 
 # --- Runs: choices of bracketed indices that one box can hold -------------------------------------------------------

@@ -149,7 +149,7 @@ class FlatParts:
         site = self.site
         if group is not None and group.members is not None:
             members = set(group.members)
-            return tuple(p for p in site.placers if p.entry.path in members)
+            return tuple(p for p in site.placers if p.names[0] in members)
         out: set[str] = set()
         if group is not None and group.without is not None:
             out = {m for g in group.without for m in (site.layout.groups[g].members or ())}
@@ -288,8 +288,12 @@ class FlatParts:
         )
         order = (tuple(which), tuple(id(choices[e]) for e in which))
         if order not in self.sequences:
-            found = fl.module_order(site.placers, which, choices)
-            self.sequences[order] = np.array(found, dtype=np.int64).reshape(len(found), 2)
+            if any(site.placers[e].is_family for e in which):
+                names = group.members if group is not None and group.members is not None else site.layout.tensors
+                self.sequences[order] = fl.listed_order(site.placers, which, names)
+            else:
+                found = fl.module_order(site.placers, which, choices)
+                self.sequences[order] = np.array(found, dtype=np.int64).reshape(len(found), 2)
         members = fl.ordered(site.placers, which, self.sequences[order], body)
         out: list[Flats] = []
         if group is not None and group.stated is not None:
@@ -329,6 +333,8 @@ class FlatParts:
         """Stored names of an entry's tensors, choice by choice."""
         site, placer = self.site, self.site.placers[e]
         choices, key = placer.choices(here), placer.entry.storing.key
+        if placer.is_family:
+            return placer.names
         if key is None or site.is_raw or not len(choices):  # without a choice its indices have no values to name it by
             return self.names.setdefault((e, len(choices)), (placer.entry.path,) * len(choices))
         memo = (e, id(choices), tuple(here.get(a) for a in sorted(key.names)))
@@ -348,13 +354,17 @@ class FlatParts:
         Flats of members with the same lengths, on ranks at the same places, are cut alike.
         """
         coordinates = tuple(tuple(here[a] for a in line.cut) for here, _ in places)
-        memo = (line.axis, members.length.tobytes(), members.real.tobytes(), coordinates)
+        kin = np.array([p.is_family for p in self.site.placers], dtype=np.bool_)[members.entry]
+        folds = members.take(kin) if kin.any() else None  # members of families: like windows of several are one row
+        known = None if folds is None else (kin.tobytes(), folds.entry.tobytes(), folds.choice.tobytes())
+        memo = (line.axis, members.length.tobytes(), members.real.tobytes(), coordinates, known)
         if line.chain is not None and memo in self.cuts:
             return self.cuts[memo]
         degrees = self.site.ranks.degrees
+        alike = None if folds is None else fl.Alike(np.where(kin, members.entry, -1), members.choice)
         try:
             if line.chain is not None:
-                made = fl.windows_of_chain(line.chain, members.length, degrees, places, members.real)
+                made = fl.windows_of_chain(line.chain, members.length, degrees, places, members.real, alike)
             else:
                 made = fl.windows_of_tree(line.axis, members, self.site.layout, degrees, places)
         except ax.UnevenCut as error:
@@ -549,10 +559,17 @@ class _FlatBoxes:
         shift = np.repeat(place - place[like], boxes[which], axis=0)
         at_interval, local = at_interval[taken], local[taken]
         cut_ = table.take(row[taken] + shift[:, 0])
+        first_low, last_high, stride = cut_.low + low[taken], cut_.low + high[taken], cut_.stride
+        several = windows.count[at_interval] > 1  # the first dim of a family is over its members
+        if several.any():
+            last_high[several, 0] += windows.count[at_interval][several] - 1
+            stride = stride.copy()
+            stride[several, 0] = windows.pace[at_interval][several]
         return cut_.replace(
             home=windows.window[at_interval] + shift[:, 1],
-            low=cut_.low + low[taken],
-            high=cut_.low + high[taken],
+            low=first_low,
+            high=last_high,
+            stride=stride,
             offset=local - windows.start[at_interval] + windows.position[at_interval],
         )
 

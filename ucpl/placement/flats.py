@@ -69,14 +69,58 @@ class Body:
 class Windows(Table):
     """Stored pieces of one flat.
 
-    They are intervals [start, stop) of members' local storage at positions of window `window`.
+    They are intervals [start, stop) of members' local storage at positions of window `window`. A row is of `count`
+    members of a family, which follow each other in it and have the same interval: each is `pace` positions further.
     """
 
     window: I64 = column()
-    member: I64 = column()
+    member: I64 = column()  # the first one
     start: I64 = column()
     stop: I64 = column()
     position: I64 = column()
+    count: I64 = column()
+    pace: I64 = column()
+
+    @classmethod
+    def singly(cls, window: I64, member: I64, start: I64, stop: I64, position: I64) -> Windows:
+        """A row for each member."""
+        return cls(window, member, start, stop, position, np.ones_like(window), np.zeros_like(window))
+
+
+@frozen(eq=False)
+class Alike:
+    """Members of families in a flat.
+
+    entry: of each, or -1. choice: its place in the family.
+    """
+
+    entry: I64
+    choice: I64
+
+    def folded(self, rows: Windows) -> Windows:
+        """One row for members that are cut alike at even distances."""
+        if not len(rows):
+            return rows
+        entry, choice = self.entry[rows.member], self.choice[rows.member]
+        order = np.lexsort((choice, rows.stop, rows.start, entry, rows.window))
+        r, entry, choice = rows.take(order), entry[order], choice[order]
+        step = np.diff(r.position, prepend=0)
+        follows = np.zeros(len(r), dtype=np.bool_)
+        follows[1:] = (entry[1:] == entry[:-1]) & (entry[1:] >= 0) & (choice[1:] == choice[:-1] + 1)
+        for of in (r.window, r.start, r.stop):
+            follows[1:] &= of[1:] == of[:-1]
+        follows &= step >= r.stop - r.start
+        # The second row of a run gives its pace. Of steps that each differ from the one before, every other one ends a run.
+        differs = follows.copy()
+        differs[1:] &= follows[:-1] & (step[1:] != step[:-1])
+        differs[0] = False
+        rank = np.arange(len(r))
+        last_alike = np.maximum.accumulate(np.where(differs, -1, rank))
+        starts = np.flatnonzero(~follows | (differs & ((rank - last_alike) % 2 == 1)))
+        count = np.diff(starts, append=len(r))
+        head = r.take(starts)
+        pace = np.where(count > 1, step[np.minimum(starts + 1, len(r) - 1)], 0)
+        return head.replace(count=count, pace=pace).sort(head.window, head.position)
 
 
 @frozen(eq=False)
@@ -125,8 +169,8 @@ def module_order(
                 per: dict[tuple[int, int], list[int]] = {}
                 if fixed[e]:
                     # Place of the choice in the index's own order, and its value.
-                    keys = zip(known[f"{name}.local"].tolist(), known[name].tolist(), strict=True)
-                    of_choice = list(keys)
+                    columns = (np.asarray(known[index]).tolist() for index in (f"{name}.local", name))
+                    of_choice = list(zip(*columns, strict=True))
                     for choice in fixed[e]:
                         per.setdefault(of_choice[choice], []).append(choice)
                         seen.setdefault(of_choice[choice])
@@ -138,17 +182,24 @@ def module_order(
     return list(walk(which, 0, {e: list(range(len(choices[e]))) for e in which}))
 
 
+def listed_order(placers: Sequence[EntryPlacer], which: Sequence[int], names: Iterable[str]) -> I64:
+    """(entry, choice) in the order of the tensors' names."""
+    order = {name: n for n, name in enumerate(names)}
+    rows = [(order[name], e, c) for e in which for c, name in enumerate(placers[e].names)]
+    return np.array(sorted(rows), dtype=np.int64).reshape(len(rows), 3)[:, 1:]
+
+
 def present(layout: Layout, group: Group | None, placers: Sequence[EntryPlacer], here: dict[str, int]) -> list[int]:
     """Entries of a group's tensors on ranks `here`, in the group's order."""
     found = [e for e, p in enumerate(placers) if p.is_here(here)]
     if group is not None and group.members is not None:
         by_path: dict[str, list[int]] = {}
         for e in found:
-            by_path.setdefault(placers[e].entry.path, []).append(e)
+            by_path.setdefault(placers[e].names[0], []).append(e)
         found = [e for m in group.members for e in by_path.get(m, ())]
     elif group is not None and group.without is not None:
         out = {m for g in group.without for m in (layout.groups[g].members or ())}
-        found = [e for e in found if placers[e].entry.path not in out and is_trained(layout, placers[e])]
+        found = [e for e in found if placers[e].names[0] not in out and is_trained(layout, placers[e])]
     elif group is None or group.stated is not None:
         found = [e for e in found if is_trained(layout, placers[e])]
     return found
@@ -192,7 +243,7 @@ def _is_new(
 
 
 def is_trained(layout: Layout, placer: EntryPlacer) -> bool:
-    return all(layout.tensors[t].kind == "parameter" for t in placer.entry.targets.values())
+    return all(layout.placed[t].kind == "parameter" for t in placer.entry.targets.values())
 
 
 def dealt(members: Members, group: Group | None) -> Members:
@@ -273,20 +324,25 @@ def _pieces(split: ax.Split, length: I64, ways: int, here: int) -> tuple[I64, I6
 
 
 def windows_of_chain(
-    chain: Chain, lengths: I64, degrees: dict[str, int], places: Places, reals: I64 | None = None
+    chain: Chain,
+    lengths: I64,
+    degrees: dict[str, int],
+    places: Places,
+    reals: I64 | None = None,
+    alike: Alike | None = None,
 ) -> BufferWindows:
     """Stored pieces of one flat, one a coordinate of its cutting axes.
 
-    `reals`: lengths without padding at the end.
+    `reals`: lengths without padding at the end. `alike`: members of families; several of them can be one row.
     """
+
+    def cut(here: dict[str, int], of: Places) -> BufferWindows:
+        made = _outer_windows(chain, *slots(chain, lengths, degrees, here, reals), degrees, of)
+        return made if alike is None else evolve(made, rows=alike.folded(made.rows))
+
     if any(isinstance(op, ax.Cut) for op in chain.inner):  # the members' own slots differ from rank to rank
-        cuts = [
-            _outer_windows(chain, *slots(chain, lengths, degrees, here, reals), degrees, [(here, r)])
-            for here, r in places
-        ]
-        return _side_by_side(cuts)
-    here = places[0][0] if places else {}
-    return _outer_windows(chain, *slots(chain, lengths, degrees, here, reals), degrees, places)
+        return _side_by_side([cut(here, [(here, rank)]) for here, rank in places])
+    return cut(places[0][0] if places else {}, places)
 
 
 def _outer_windows(
@@ -318,7 +374,7 @@ def _outer_windows(
     keep = b > a
     window, member, a, b = window[keep], member[keep], a[keep], b[keep]
     held = np.bincount(window, weights=b - a, minlength=len(places)).astype(np.int64)
-    rows = Windows(window, member, start[member] + a, start[member] + b, begin[member] + a - low[window])
+    rows = Windows.singly(window, member, start[member] + a, start[member] + b, begin[member] + a - low[window])
     return BufferWindows(places, length, loose.astype(np.bool_), rows, length - held)
 
 
@@ -390,7 +446,7 @@ def windows_of_tree(
                 [(here, rank)],
                 np.array([cells.length], dtype=np.int64),
                 np.array(["undefined" in pads], dtype=np.bool_),
-                Windows(*(table[:, i] for i in range(5))),
+                Windows.singly(*(table[:, i] for i in range(5))),
                 np.array([sum(pads.values())], dtype=np.int64),
             )
         )

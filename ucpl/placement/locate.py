@@ -13,6 +13,7 @@ from ucpl.layout.scope import at
 from ucpl.placement import flats as fl
 from ucpl.placement.bytes_of_two import check_whole_bytes
 from ucpl.placement.entry_parts import EntryParts
+from ucpl.placement.families import Order
 from ucpl.placement.flat_parts import FlatParts
 from ucpl.placement.names import Variables
 from ucpl.placement.placement import Blob, BlobPlace, Part, Placement
@@ -43,17 +44,22 @@ def locate(
         fail("E213", f"rank {rank} of {site.ranks.count}", remedy=f"ranks are 0 to {site.ranks.count - 1}")
     singles, flats = EntryParts(site), FlatParts(site, stated)
     parts: list[Part] = []
-    for placer in site.placers:
+    order = Order(layout)
+    for number, placer in enumerate(site.placers):
         rule = layout.files[placer.entry.storing.file]
         if rule.form is not None and placer.entry.storing.key is not None:
             parts.append(singles.weight(placer, rule, placer.entry.storing.key))
+            order.weight(parts[-1], number)
     for line in layout.state_lines:
         rule = layout.files[line.storing.file]
         if rule.form is None:
             continue
-        parts += singles.like(line, rule) if line.shape == "like" else flats.parts(line, rule)
+        found = singles.like(line, rule) if line.shape == "like" else flats.parts(line, rule)
+        order.states(found, line)
+        parts += found
+    parts = order.told(parts)
     blobs = _blobs_of(site) if wanted is None else ()
-    placement = Placement(layout, tuple(layout.tensors), tuple(parts), tuple(flats.records.values()), blobs)
+    placement = Placement(layout, tuple(layout.placed), tuple(parts), tuple(flats.records.values()), blobs)
     check_whole_bytes(placement)
     return placement
 

@@ -46,7 +46,7 @@ class LogicalRows:
                 at(self.entry.span),
                 remedy="give every term a label, as in (q: r d + k: d)",
             )
-        tensor = self.layout.tensors[path]
+        tensor = self.layout.placed[path]
         bracket = {d for axis in self.entry.indices for d in self._bracket_digits(axis)}
         self._check_dims(path, tensor, bracket, [d for d, *_ in piece.digits])
         if piece.live is not None:  # rows behind the dim's own

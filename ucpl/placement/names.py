@@ -36,7 +36,7 @@ class Variables:
 
     constants: Mapping[str, int | str]
     coordinates: Mapping[str, I64 | Texts]
-    choices: Mapping[str, I64]
+    choices: Mapping[str, I64 | Texts]
     coordinate_count: int
     choice_count: int
     # Results of templates without constants, cached for other tensors or states with the same columns.

@@ -86,6 +86,9 @@ class Part:
     live: Pieces | None = None  # boxes of rows that training changes, behind the end of a dim: alone of no tensor
     # Mesh axes (or `rank`) that distinguish its stored tensors: ranks that differ only along others hold the same.
     axes: tuple[str, ...] = ()
+    # Of each block's choices, where families are stored: the place of its first stored tensor among those of the layout, as
+    # they would be without families.
+    begins: I64 | None = None
     bucket: I64 | None = (
         None  # (ranks,) flats that each rank has before this part's, where ranks have unlike numbers of them
     )
@@ -203,6 +206,8 @@ def element_name(layout: Layout, path: str, index: tuple[int, ...]) -> str:
 
     Live rows continue behind a dim's end.
     """
+    if path in layout.families:
+        path, index = layout.families[path].names[index[0]], index[1:]
     tensor = layout.tensors[path]
     named = []
     for dim, indices, position in zip(tensor.dims, tensor.indices, index, strict=False):

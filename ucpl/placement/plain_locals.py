@@ -70,7 +70,7 @@ def boxes_at(placer: Placer, at: I64) -> BoxesAt | None:
     axes = [_plain(axis) for axis in placer.entry.shape]
     if not axes or list(placer.entry.targets) != [None]:
         return None
-    layout, tensor = placer.layout, placer.layout.tensors[placer.entry.targets[None]]
+    layout, tensor = placer.layout, placer.layout.placed[placer.entry.targets[None]]
     dims = [dim.name for one in axes if one is not None for dim in one[:1]]
     bracket = [name for axis in placer.entry.indices for name in ax.dims_of(axis)]
     if None in axes or sorted([*dims, *bracket]) != sorted(tensor.dims) or any(d in layout.indices for d in dims):

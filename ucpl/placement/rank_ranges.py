@@ -69,7 +69,7 @@ class Wanted:
 
     def _meets(self, path: str, label: Label, reached: _Reached) -> Bools:
         low, high = self.boxes[path]
-        tensor = reached.placer.layout.tensors[path]
+        tensor = reached.placer.layout.placed[path]
         meets: Bools = np.ones((reached.count, len(low)), dtype=np.bool_)
         for i, (dim, has) in enumerate(zip(tensor.dims, tensor.indices, strict=True)):
             found = reached.of(label, dim)

@@ -27,7 +27,7 @@ def shardings_of(layout: Layout) -> dict[str, Sharding]:
     if degree == 1:
         return out
     for entry in layout.entries:
-        if entry.alias is None and entry.path not in out and entry.path in layout.tensors and not entry.indices:
+        if entry.alias is None and entry.path not in out and entry.path in layout.placed and not entry.indices:
             try:
                 found = _sharding(layout, entry, degree)
             except ax.UnevenCut as error:  # of a layout that is asked before any rank of it was looked at
@@ -39,7 +39,7 @@ def shardings_of(layout: Layout) -> dict[str, Sharding]:
 
 
 def _sharding(layout: Layout, entry: Entry, degree: int) -> Sharding | None:
-    tensor = layout.tensors[entry.path]
+    tensor = layout.placed[entry.path]
     axes = _unwrapped(entry.shape)
     if set(entry.targets) != {None} or len(axes) != len(tensor.dims):
         return None

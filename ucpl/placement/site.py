@@ -42,14 +42,14 @@ class Site:
 
     @classmethod
     def of(cls, layout: Layout, rank: int | None, wanted: Wanted | None = None) -> Site:
-        number = {path: i for i, path in enumerate(layout.tensors)}
-        k = max((len(t.dims) for t in layout.tensors.values()), default=0) or 1
+        number = {path: i for i, path in enumerate(layout.placed)}
+        k = max((len(t.dims) for t in layout.placed.values()), default=0) or 1
         found: dict[Indexed, Choices] = {}
         kin: dict[Kin, dict[tuple[int, ...], LocalBoxes]] = {}
         placers = tuple(
             EntryPlacer(layout, e, number, k, choices_found=found, locals_found=kin) for e in layout.entries
         )
-        is_raw = all("#" in dim for t in layout.tensors.values() for dim in t.dims)
+        is_raw = all("#" in dim for t in layout.placed.values() for dim in t.dims)
         return cls(layout, rank, Ranks(layout), number, k, is_raw, placers, Claims(), Namer(), wanted)
 
     def combinations(
@@ -106,7 +106,7 @@ class Site:
         """(tensors, K): how many indices of each dim a tensor has."""
         out = np.ones((len(self.number), self.k), dtype=np.int64)
         for path, n in self.number.items():
-            counts = self.layout.tensors[path].counts
+            counts = self.layout.placed[path].counts
             out[n, : len(counts)] = counts
         return out
 

@@ -24,7 +24,19 @@ from ucpl.extents import PAIRED, Shelves
 from ucpl.planning.plan import Plan
 from ucpl.planning.runs import Runs
 from ucpl.records import frozen
-from ucpl.tables import I64, Bools, Moves, Side, Space, expanded, halves, pairs, split_pairs, whole_pairs
+from ucpl.tables import (
+    I64,
+    Bools,
+    Moves,
+    Side,
+    Space,
+    expanded,
+    halves,
+    pairs,
+    split_pairs,
+    whole_pairs,
+    widened,
+)
 from ucpl.tables.operations import Check, Fill, Lane, Merge, Node
 
 __all__ = ["BINDING", "Bound", "CarriedBox", "Files", "bound"]
@@ -129,19 +141,23 @@ def without_echoes(bound: Bound, files: Files) -> Bound:
     if (files.view == np.arange(len(files.view))).all():
         return bound
 
+    width = max((m.shape.shape[1] for m in bound.moves), default=1)
+
     def boxes(m: Runs) -> list[bytes]:
+        shape, target, source = (widened(c, width, 1) for c in (m.shape, m.target_stride, m.source_stride))
+        wide = shape > 1
         table = np.column_stack(
             [
                 files.view[m.source],
                 m.target,
                 m.target_offset,
                 m.source_offset,
-                m.shape,
-                m.target_stride,
-                m.source_stride,
+                shape,
+                np.where(wide, target, 1),
+                np.where(wide, source, 1),
             ]
         ).astype(np.int64)
-        return [row.tobytes() + bytes([m.shape.shape[1]]) for row in table]
+        return [row.tobytes() for row in table]
 
     moves = bound.moves
     copied = {box for m in moves if m.kind == "copy" and len(m) for box in boxes(m)}

@@ -26,7 +26,14 @@ from ucpl.extents.structure import Plain, Structure
 from ucpl.planning.nets import Columns, net_from, net_json
 from ucpl.planning.parsed import Json, items, plain, read_json, table, text, texts, whole
 from ucpl.planning.plan import Origin, Passed, Plan
-from ucpl.planning.shelving import shelves_from, shelves_json, structure_from, structure_json
+from ucpl.planning.shelving import (
+    families_from,
+    families_json,
+    shelves_from,
+    shelves_json,
+    structure_from,
+    structure_json,
+)
 from ucpl.planning.text import summary
 from ucpl.planning.unread import Unread
 from ucpl.tables import Side
@@ -159,6 +166,7 @@ def _header(plan: Plan) -> dict[str, Json]:
         "layout_text": plan.layout_text,
         "passes": [[one.name, one.text] for one in plan.passes],
         **({} if plan.rank is None else {"rank": plan.rank}),
+        **({} if not plan.families else {"families": families_json(plan.families, plan.target)}),
     }
 
 
@@ -171,12 +179,13 @@ def _plan(raw: Json, columns: bytes) -> Plan:
     except SafetensorError as error:
         raise ValueError(str(error)) from None
     net, spaces = net_from(raw["graph"], {n: column for n, column in arrays.items() if not n.startswith(_MASTERS)})
+    target = structure_from(raw["target"])
     return Plan(
         name=text(raw["name"]),
         source_call=text(raw["source_call"]),
         target_call=text(raw["target_call"]),
         source=structure_from(raw["source"]),
-        target=structure_from(raw["target"]),
+        target=target,
         source_shelves=shelves_from(raw["sources"]),
         target_shelves=shelves_from(raw["targets"]),
         tensors=texts(raw["tensors"]),
@@ -199,6 +208,7 @@ def _plan(raw: Json, columns: bytes) -> Plan:
         passes=tuple(Passed(text(name), text(did)) for name, did in items(raw.get("passes", []))),
         rank=whole(raw["rank"]) if "rank" in raw else None,
         masters=_masters(raw["masters"], arrays),
+        families=families_from(raw.get("families", {}), target),
     )
 
 

@@ -95,6 +95,7 @@ def order(
         layout_text=parts.get("layout_text", ""),
         rank=parts.get("rank"),
         masters=parts.get("masters"),
+        families={path: family.names for path, family in graph.target.layout.families.items()},
     )
 
 
@@ -146,6 +147,7 @@ def structure_of(placement: Placement) -> Structure:
     if not groups:
         trained = tuple(p for p, t in layout.tensors.items() if t.kind == "parameter" and p not in void)
         groups = (("parameters", trained),) if trained else ()
+    of_groups = {s.name: {p for g, members in groups if g in (s.groups or ()) for p in members} for s in layout.states}
     tensors = tuple(
         NamedTensor(
             path,
@@ -155,7 +157,7 @@ def structure_of(placement: Placement) -> Structure:
             tuple(
                 s.name
                 for s in layout.states
-                if t.kind == "parameter" and (s.groups is None or any(path in m for g, m in groups if g in s.groups))
+                if t.kind == "parameter" and (s.groups is None or path in of_groups[s.name])
             ),
         )
         for path, t in layout.tensors.items()

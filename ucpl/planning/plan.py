@@ -114,6 +114,7 @@ class Plan(Recipe):
     unread: Unread | None = None  # other parts of the source, which no move reads; None: planned from specs alone
     layout_text: str = ""  # the target's closed .ucpl text: becomes ucpl/layout.ucpl
     rank: int | None = None  # of the target, whose share this is and no more: it is looked at, and not run
+    families: dict[str, tuple[str, ...]] = field(factory=dict)  # tensors of the model behind a name of `tensors`
     masters: Plan | None = None  # from the source's stored masters to its stored weights: shows files of two steps
 
     def __str__(self) -> str:

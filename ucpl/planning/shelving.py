@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 import numpy as np
@@ -28,7 +28,7 @@ from ucpl.extents import (
 from ucpl.planning.parsed import NUMBER_MAX, Json, items, plain, table, text, texts, whole, wholes
 from ucpl.tables import I64, Block, Name, Slot
 
-__all__ = ["shelves_from", "shelves_json", "structure_from", "structure_json"]
+__all__ = ["families_from", "families_json", "shelves_from", "shelves_json", "structure_from", "structure_json"]
 
 TENSORS_MAX = 20_000_000
 _FORMAT = re.compile(r"0?[0-9]{0,3}d?")  # of a number in a name, as templates have them
@@ -72,9 +72,21 @@ def shelves_json(shelves: Shelves) -> Json:
                 "padding": column(b.padding),
                 "flags": column(flags.reshape(-1)) if flags.any() else None,
                 "shares": None if shelf.shares is None else column(shelf.shares),
+                **({} if b.named is None else {"named": _named_by(b)}),
+                **({} if shelf.begins is None else {"begins": column(shelf.begins)}),
             }
         )
     return {"columns": kept, "shelves": rows}
+
+
+def _slots(block: Block) -> list[Slot]:
+    return [p for name in (block.file, *block.key) for p in name if isinstance(p, Slot)]
+
+
+def _named_by(block: Block) -> Json:
+    """The slot that has a family's names, by number, or these names."""
+    found = (n for n, s in enumerate(_slots(block)) if isinstance(s.values, tuple) and s.values == block.named)
+    return next(found, block.named)
 
 
 def shelves_from(raw: Json) -> Shelves:
@@ -96,6 +108,7 @@ def shelves_from(raw: Json) -> Shelves:
             text(row["label"]),
             texts(row["dtypes"]),
             None if row["shares"] is None else column(row["shares"]),
+            column(row["begins"]) if "begins" in row else None,
         )
         _check(shelf)
         out.append(shelf)
@@ -103,6 +116,7 @@ def shelves_from(raw: Json) -> Shelves:
         if total > TENSORS_MAX:
             raise ValueError(f"more than {TENSORS_MAX} stored tensors")
     made = Shelves(tuple(out))
+    _check_order(made)
     if any(not shelf.block.key for shelf in out):  # such a tensor is all that its file holds
         files = Counter(tensor.file for tensor in made)
         if any(not tensor.key and files[tensor.file] > 1 for tensor in made):
@@ -118,7 +132,7 @@ def _block(row: Json, column: Callable[[Json], I64]) -> Block:
     count = len(rank)
     flags = np.zeros(2 * count, dtype=np.int64) if row["flags"] is None else column(row["flags"])
     shape = np.stack([column(c) for c in row["shape"]], axis=1) if row["shape"] else np.zeros((count, 0), np.int64)
-    return Block(
+    made = Block(
         name(row["file"]),
         tuple(name(step) for step, _ in items(row["key"])),
         tuple(bool(counted) for _, counted in row["key"]),
@@ -130,6 +144,14 @@ def _block(row: Json, column: Callable[[Json], I64]) -> Block:
         flags.reshape(count, 2)[:, 1].astype(np.bool_),
         np.zeros((count, 0), dtype=np.int64),
     )
+    return attrs.evolve(made, named=_names_of(made, row["named"])) if "named" in row else made
+
+
+def _names_of(block: Block, raw: Json) -> tuple[str, ...]:
+    names = texts(raw) if isinstance(raw, list) else _slots(block)[whole(raw)].values
+    if not isinstance(names, tuple) or len(names) != block.choices:
+        raise ValueError("a family of other tensors than its shelf")
+    return names
 
 
 def _slot(raw: Json, column: Callable[[Json], I64]) -> Slot:
@@ -151,7 +173,7 @@ def _check(shelf: Shelf) -> None:
         raise ValueError("a tensor of more bytes than there are")
     if (b.rank < 0).any() or (b.padding < 0).any():
         raise ValueError("a rank or padding below zero")
-    slots = [p for n in (b.file, *b.key) for p in n if isinstance(p, Slot)]
+    slots = _slots(b)
     if any(len(s.values) != (b.choices if s.axis else count) for s in slots):
         raise ValueError("a slot of another length than its shelf")
     if b.choices > 1 and not any(s.axis for s in slots):
@@ -160,6 +182,20 @@ def _check(shelf: Shelf) -> None:
         raise ValueError("a dtype of no name")
     if len(shelf.dtypes) not in (1, len(shelf)) or (shelf.shares is not None and len(shelf.shares) != len(shelf)):
         raise ValueError("a shelf of another length than its dtypes")
+
+
+def _check_order(shelves: Shelves) -> None:
+    """Check that an order of files has different places."""
+    found = [s.begins for s in shelves.shelves]
+    if all(begins is None for begins in found):
+        return
+    places = [
+        (np.arange(len(s.block.rank))[:, None] + begins).reshape(-1)
+        for s, begins in zip(shelves.shelves, found, strict=True)
+        if begins is not None and len(begins) == s.block.choices
+    ]
+    if len(np.unique(np.concatenate([np.zeros(0, np.int64), *places]))) != len(shelves):
+        raise ValueError("an order of files without some of its tensors")
 
 
 def _packed(values: I64) -> Json:
@@ -206,7 +242,11 @@ def _numbers(raw: Json) -> I64:
 
 
 def structure_json(structure: Structure) -> Json:
-    out = attrs.asdict(attrs.evolve(structure, flats=()))
+    out = attrs.asdict(attrs.evolve(structure, flats=(), tensors=()))
+    out["tensors"] = [
+        {"name": t.name, "shape": t.shape, "dtype": t.dtype, "kind": t.kind, "states": t.states}
+        for t in structure.tensors
+    ]
     members: dict[tuple[tuple[str, tuple[int, ...]], ...], int] = {}
     known: dict[int, int] = {}  # most flats share the very object: hashed once
     starts: dict[tuple[int, ...], int] = {}
@@ -220,6 +260,21 @@ def structure_json(structure: Structure) -> Json:
     out["members"] = [[[name for name, _ in m], _shapes([shape for _, shape in m])] for m in members]
     out["starts"] = [list(s) for s in starts]
     return out
+
+
+def families_json(families: Mapping[str, Sequence[str]], structure: Structure) -> Json:
+    """The members of each family, by their places among a structure's tensors."""
+    at = {tensor.name: n for n, tensor in enumerate(structure.tensors)}
+    there = {path: of for path, of in families.items() if at.keys() >= {*of}}
+    return {path: _packed(np.array([at[name] for name in of], dtype=np.int64)) for path, of in there.items()}
+
+
+def families_from(raw: Json, structure: Structure) -> dict[str, tuple[str, ...]]:
+    """Raises: ValueError, TypeError where it is no such table."""
+    found = {path: _unpacked(column) for path, column in table(raw).items()}
+    if any((at < 0).any() or (at >= len(structure.tensors)).any() for at in found.values()):
+        raise ValueError("a family of a tensor that there is not")
+    return {path: tuple(structure.tensors[n].name for n in at.tolist()) for path, at in found.items()}
 
 
 def _shapes(shapes: list[tuple[int, ...]]) -> Json:

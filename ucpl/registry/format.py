@@ -6,7 +6,7 @@ when they are called. Other rooms ask for a flag of this record, never for a for
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class Format:
         """A note on a target with another loss scaling."""
         return ""
 
-    def has_layer_files(self, targets: Sequence[StoredTensor]) -> bool:
+    def has_layer_files(self, files: Collection[str]) -> bool:
         """True if a target has files of single layers."""
         return False
 

@@ -161,7 +161,7 @@ def rehearse(
 def _bind(plan: Plan, source: Checkpoint, framework: Framework, options: RunOptions) -> tuple[_Bound, dict[str, str]]:
     """Bind a plan to the source's files, target's files and texts."""
     sources = fit(plan.sources, source.extents)
-    skeleton = framework.skeleton(plan.target, as_filed(plan.targets), source, options.tag)
+    skeleton = _skeleton(plan, source, framework, options.tag)
     skeleton = with_beside(skeleton, source, plan.target)
     _reject_globals(skeleton, options)
     layout = lay_out(skeleton, plan.targets)
@@ -171,6 +171,25 @@ def _bind(plan: Plan, source: Checkpoint, framework: Framework, options: RunOpti
     check_covered(rows, fills, layout.owners, layout.places)
     made = frozenset(c.extent.file for file in skeleton.files for c in file.carried if c.is_made)
     return _Bound(plan, source, layout, sources, rows, fills, made), skeleton.texts
+
+
+def _skeleton(plan: Plan, source: Checkpoint, framework: Framework, tag: str | None) -> Skeleton:
+    """The target's files, with tensors in the order of files.
+
+    The tensors' numbers are the plan's.
+    """
+    filed = plan.target_shelves.filed
+    if filed is None:
+        return framework.skeleton(plan.target, as_filed(plan.targets), source, tag)
+    place = np.argsort(filed).tolist()
+    targets = [plan.targets[n] for n in filed.tolist()]
+    ordered = [t if t.shares is None else evolve(t, shares=place[t.shares]) for t in targets]
+    made = framework.skeleton(plan.target, as_filed(ordered), source, tag)
+    files = (
+        evolve(file, storage_of={int(filed[n]): storage for n, storage in file.storage_of.items()})
+        for file in made.files
+    )
+    return evolve(made, files=tuple(files))
 
 
 def _files(sources: Sequence[Place], layout: TargetPlan, planned: int) -> Files:

@@ -80,6 +80,7 @@ class Block:
     undefined: Bools  # (C,)
     live: Bools  # (C,)
     replica: I64  # (C, R)
+    named: tuple[str, ...] | None = None  # of each choice: the tensor that it stores; None: one for all
 
     def __len__(self) -> int:
         return len(self.rank) * self.choices
@@ -91,6 +92,14 @@ class Block:
             text = name_text(name, coordinate, choice)
             steps.append(int(text) if counted and is_whole(text) else text)
         return name_text(self.file, coordinate, choice), tuple(steps)
+
+    @property
+    def files(self) -> Iterable[str]:
+        """The names of its files, some of them twice."""
+        axes = {p.axis for p in self.file if not isinstance(p, str)}
+        coordinates = range(len(self.rank)) if COORDINATE in axes else range(min(1, len(self.rank)))
+        choices = range(self.choices) if CHOICE in axes else range(min(1, self.choices))
+        return (name_text(self.file, c, j) for c in coordinates for j in choices)
 
     def padding_kind(self, coordinate: int) -> Literal["zero", "live", "undefined"]:
         """Padding kind of the tensors at a coordinate: zeros, trained, or anything."""
@@ -115,6 +124,7 @@ class Block:
             self.undefined[coordinates],
             self.live[coordinates],
             self.replica[coordinates],
+            self.named,
         )
 
 

@@ -58,7 +58,14 @@ def only(placement: Placement, pairs: set[Pair], tensors: set[str] | None = None
         elif len(keep):
             parts.append(evolve(part, folded=part.folded.take(keep), homes=_unpadded(part.homes)))
     known = {path for path, _ in pairs} if tensors is None else tensors
-    layout = evolve(placement.layout, tensors={p: t for p, t in placement.layout.tensors.items() if p in known})
+    families = {
+        path: one
+        for path, one in placement.layout.families.items()
+        if path in known or (tensors is not None and known.issuperset(one.names))
+    }
+    known = known.union(*(one.names for one in families.values()))
+    of = {p: t for p, t in placement.layout.tensors.items() if p in known}
+    layout = evolve(placement.layout, tensors=of, families=families)
     return Placement(layout, placement.tensors, tuple(parts), placement.flats, placement.blobs)
 
 
@@ -190,7 +197,7 @@ def element_in(placement: Placement, part: Part, home: int, position: int) -> st
         return f"{part.label} (padding)"
     tensor, index = found
     path = placement.tensors[tensor]
-    return element_name(placement.layout, path, index[: len(placement.layout.tensors[path].counts)])
+    return element_name(placement.layout, path, index[: len(placement.layout.placed[path].counts)])
 
 
 def _in_home(part: Part, home: int, position: int) -> tuple[int, tuple[int, ...]] | None:

@@ -7,7 +7,7 @@ opens a folder: it sends dense model states, layers and experts to their readers
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from ucpl.registry import Format, degree_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ucpl.extents import StoredTensor, Structure
+    from ucpl.extents import Structure
     from ucpl.files.checkpoint import Checkpoint, Framework, Order
 
 # Values of a run that files of an engine have a place for.
@@ -107,10 +107,10 @@ class DeepSpeedFormat(Format):
 
         return scaling_told(source, is_fp16)
 
-    def has_layer_files(self, targets: Sequence[StoredTensor]) -> bool:
+    def has_layer_files(self, files: Collection[str]) -> bool:
         from ucpl.formats.deepspeed.names import is_apart, is_of_expert
 
-        return any(is_apart(t.file) and not is_of_expert(t.file) for t in targets)
+        return any(is_apart(file) and not is_of_expert(file) for file in files)
 
     def cuts_described(self, source: Checkpoint, structure: Structure) -> object:
         from ucpl.formats.deepspeed.model_states import info_for

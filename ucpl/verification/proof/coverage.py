@@ -154,7 +154,7 @@ class _Proof:
         kept = [(self.graph.target.tensors[v // len(states)], states[v % len(states)]) for v in values.tolist()]
         counts = np.ones((len(kept), self.tables.k), dtype=np.int64)
         for g, (path, _) in enumerate(kept):
-            counts[g, : len(layout.tensors[path].counts)] = layout.tensors[path].counts
+            counts[g, : len(layout.placed[path].counts)] = layout.placed[path].counts
         for g in np.flatnonzero(~are_exact(group, counts, low, high)).tolist():
             rows, (path, state) = group == g, kept[g]
             index = first_left(np.zeros(self.tables.k, dtype=np.int64), counts[g], low[rows], high[rows])
@@ -188,7 +188,7 @@ class _Proof:
         by_piece = boxes.piece[order]
         for piece in np.flatnonzero(suspect).tolist():
             tensor = graph.target.tensors[int(pieces.tensor[piece])] if pieces.tensor[piece] >= 0 else None
-            if tensor is None or f"{self.tables.states[int(pieces.state[piece])]} of {tensor}" in left_out:
+            if tensor is None or self.is_left_out(tensor, self.tables.states[int(pieces.state[piece])], left_out):
                 continue
             instead = self.other_homes(piece) if pieces.policy[piece] == Policy.LEAD else ()
             spans = [(np.searchsorted(by_piece, n), np.searchsorted(by_piece, n, "right")) for n in (piece, *instead)]
@@ -198,16 +198,20 @@ class _Proof:
                 self.blame("E343", "is neither used nor checked as a copy", 0, piece, index)
         for part, stand in zip(graph.source.parts, self.tables.stands[0], strict=True):
             tensors = [graph.source.tensors[t] for t in part.tensors]
-            lost = [t for t in tensors if f"{part.state} of {t}" not in left_out]
+            lost = [t for t in tensors if not self.is_left_out(t, part.state, left_out)]
             if lost and stand is None and len(part.homes):
                 absent = part.homes.home(0)
-                origin = (0,) * len(graph.source.layout.tensors[lost[0]].dims)
+                origin = (0,) * len(graph.source.layout.placed[lost[0]].dims)
                 element = element_name(graph.source.layout, lost[0], origin)
                 fail(
                     "E343",
                     f"{part.state} of {element} is neither used nor checked as a copy",
                     Label(absent.file, "source", where=key_text(absent.key)),
                 )
+
+    def is_left_out(self, path: str, state: str, left_out: set[str]) -> bool:
+        """True if the state of each tensor of `path` is left out."""
+        return all(f"{state} of {name}" in left_out for name in self.graph.source.layout.members(path))
 
     def other_homes(self, piece: int) -> I64:
         """Pieces of the source that are read instead of a leading one.

@@ -28,7 +28,7 @@ def scales_among(tables: ProofTables) -> Mask:
     """A mask of tensors that the graph reads as scales."""
     out = np.zeros(max(1, len(tables.graph.target.tensors)), dtype=bool)
     for flow in _flows(tables):
-        tensors, names = tables.graph.target.layout.tensors, tables.graph.target.tensors
+        tensors, names = tables.graph.target.layout.placed, tables.graph.target.tensors
         scales = (tensors[names[t]].scale for t in each(flow.moves.tensor))
         out[[tables.number[s] for s in scales if s is not None]] = True
     return out
@@ -88,7 +88,7 @@ def _corners(shape: I64) -> I64:
 
 def _same_block(tables: ProofTables, source: Boxes, target: Boxes) -> None:
     """Check each row's corners: one scale, one element, one block."""
-    tensors, names = tables.graph.target.layout.tensors, tables.graph.target.tensors
+    tensors, names = tables.graph.target.layout.placed, tables.graph.target.tensors
     if len(source) != len(target) or (source.move != target.move).any():
         fail("E347", "a scale, or a scaled tensor, is at a place without an element", Label("plan"))
     of_source, of_target = tables.source.tensor[source.piece], tables.target.tensor[target.piece]

@@ -1,0 +1,138 @@
+"""Plans of tensors that are stored alike, as one: the same target.
+
+Expected files are those of a plan that has each tensor alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from math import prod
+from pathlib import Path
+from types import FrameType
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import ucpl
+from tests.cli.command import FIXTURES
+from ucpl import api
+from ucpl.conversion import sides
+from ucpl.conversion.tracing import traced
+from ucpl.errors import UcplError
+from ucpl.planning import Plan, load_plan, save_plan
+from ucpl.planning.difference import difference
+
+HOUSE = str(Path(ucpl.__file__).parent)
+ROOMS = ("placement", "tables", "graph", "planning", "extents")  # whose work is that of families: they list names alone
+CALLS_MAX = 20  # for each tensor more
+TOGETHER, ALONE = 1, 10**9
+SOURCES = ("z1_dp4", "z1_dp2_bf16", "z2_dp3_frozen", "z3_dp2_subgroup")
+TARGETS = (
+    "dcp(fsdp = 3)", "safetensors_shards(fsdp = 2)", "zero3(dp = 3)", "zero1(dp = 2, round_robin = 1)", "universal()",
+    "plain()",
+)  # fmt: skip
+
+
+def experts(top: Path, layers: int, of: int = 4) -> Path:
+    """A folder as Hugging Face has it: `of` experts in each layer."""
+    top.mkdir()
+    shapes = {"gate.weight": (of, 2), "norm.weight": (2,)}
+    shapes |= {f"experts.{n}.{p}.weight": s for n in range(of) for p, s in (("up", (3, 2)), ("down", (2, 3)))}
+    made = {f"model.layers.{n}.{name}": torch.rand(shape) for n in range(layers) for name, shape in shapes.items()}
+    save_file({"model.embed_tokens.weight": torch.rand(5, 2), **made}, top / "model.safetensors", {"format": "pt"})
+    return top
+
+
+def files(top: Path) -> dict[str, bytes]:
+    """The target's files without those that describe the plan."""
+    found = [top] if top.is_file() else [p for p in top.rglob("*") if p.is_file()]
+    return {str(p.relative_to(top)): p.read_bytes() for p in found if p.parent.name != "ucpl"}
+
+
+def planned(source: Path, target: str, count: int, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    monkeypatch.setattr(sides, "FAMILIES_FROM", count)
+    return api.plan(str(source), target)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_target_has_the_same_bytes(source: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = {}
+    for count in (TOGETHER, ALONE):
+        monkeypatch.setattr(sides, "FAMILIES_FROM", count)
+        done = api.convert(FIXTURES / source, tmp_path / str(count), target)
+        made[count] = files(tmp_path / str(count))
+        assert done.plan.families if count == TOGETHER else not done.plan.families
+    assert made[TOGETHER] == made[ALONE] and made[ALONE]
+
+
+@pytest.mark.parametrize("target", ["zero3(dp = 3)", "zero1(dp = 2)", "dcp(fsdp = 3)"])
+def test_an_element_comes_from_the_same_place(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    together, alone = (planned(FIXTURES / "z1_dp4", target, n, monkeypatch) for n in (TOGETHER, ALONE))
+    names = [name for of in together.families.values() for name in of]
+    assert names
+    sizes = {tensor.name: tensor.shape for tensor in alone.target.tensors}
+    for name in names:
+        element = f"{name}[{', '.join(str(n - 1) for n in sizes[name])}]"
+        ours, theirs = (Counter(map(repr, traced(plan, "a", element, None)[1])) for plan in (together, alone))
+        assert ours == theirs and ours
+        held = Counter[str]()
+        for run in traced(together, "a", name, None)[1]:
+            held[run.state] += run.elements
+        assert {*held.values()} == {prod(sizes[name])}
+
+
+def test_a_plan_in_a_file_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned(FIXTURES / "z1_dp4", "zero3(dp = 3)", TOGETHER, monkeypatch)
+    save_plan(plan, tmp_path / "a.plan")
+    read = load_plan(tmp_path / "a.plan")
+    assert read.families == plan.families and not difference(plan, read)
+    assert list(read.targets) == list(plan.targets) and list(read.sources) == list(plan.sources)
+    monkeypatch.setattr(sides, "FAMILIES_FROM", ALONE)
+    api.apply(tmp_path / "a.plan", FIXTURES / "z1_dp4", tmp_path / "a")
+    api.convert(FIXTURES / "z1_dp4", tmp_path / "b", "zero3(dp = 3)")
+    assert files(tmp_path / "a") == files(tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    "target", ["zero1(dp = 2, tp = 2)", "dcp(fsdp = 2, tp = 3)", 'safetensors(dtype = "f8_e4m3fn")']
+)
+def test_an_error_is_the_same(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, found = experts(tmp_path / "hf", 2), []
+    for count in (TOGETHER, ALONE):
+        with pytest.raises(UcplError) as caught:
+            planned(source, target, count, monkeypatch)
+        found.append(str(caught.value))
+    assert found[0] == found[1]
+
+
+def test_few_tensors_are_planned_alone() -> None:
+    assert not api.plan(str(FIXTURES / "z1_dp4"), "plain()").families
+
+
+@pytest.mark.parametrize("target", ["dcp(fsdp = 4)", "zero3(dp = 4)"])
+def test_work_is_that_of_families(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few calls more for 200 more tensors of the same families."""
+    small, large = (counted(experts(tmp_path / f"{n}", n), target, monkeypatch) for n in (20, 40))
+    for room in ROOMS:
+        assert large[room] - small[room] <= CALLS_MAX * 20 * 10, (room, small[room], large[room])
+
+
+def counted(source: Path, target: str, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    calls: Counter[str] = Counter()
+
+    def watch(frame: FrameType, event: str, _: object) -> None:
+        name = frame.f_code.co_filename
+        if event == "call" and name.startswith(HOUSE):
+            calls[name[len(HOUSE) + 1 :].split("/")[0]] += 1
+
+    monkeypatch.setattr(sides, "FAMILIES_FROM", TOGETHER)
+    sys.setprofile(watch)
+    try:
+        plan = api.plan(str(source), target)
+    finally:
+        sys.setprofile(None)
+    assert len(plan.tensors) < 10 < len(plan.target.tensors)
+    return calls

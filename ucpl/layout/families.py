@@ -1,0 +1,98 @@
+"""Families: tensors that a layout of any model stores alike.
+
+They are one tensor with an axis of names. A plan of 45,000 tensors has a few dozen families, and costs as much as a spec that
+folds its layers and experts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from ucpl.extents import AS_U8, PAIRED
+from ucpl.language import nodes
+from ucpl.layout.by_index import whole_name
+from ucpl.layout.layout import Family, LogicalTensor
+from ucpl.layout.scope import Scope
+
+__all__ = ["MEMBER", "families_of", "with_sizes"]
+
+MEMBER = "#name"  # ends the name of the dim over the members
+_NUMBER = re.compile(r"\d+")
+
+Lines = Callable[[str, LogicalTensor], Sequence[nodes.Entry]]
+
+
+def families_of(
+    tensors: Mapping[str, LogicalTensor], apart: Iterable[str], groups: Iterable[tuple[str, ...]], lines: Lines
+) -> dict[str, Family]:
+    """Families of tensors that model and layout treat alike.
+
+    Their dims have no names. Names that differ in numbers alone are one family. Other names with the same sizes are one, too.
+
+    apart: tensors that something speaks of by name. groups: the members of each parameter group. lines: the entries of a
+    tensor.
+    """
+    alone = {*apart}
+    group_of = {path: n for n, members in enumerate(groups) for path in members}
+    found: dict[tuple[str, object], list[str]] = {}
+    for path, tensor in tensors.items():
+        if path in alone or not _is_plain(tensor):
+            continue
+        said = lines(path, tensor)
+        if said and all(item.shape is not None for item in said):
+            kin: object = (
+                tensor.counts,
+                tensor.dtype,
+                tensor.kind,
+                tensor.state_dtypes,
+                group_of.get(path),
+                *map(id, said),
+            )
+            found.setdefault((_NUMBER.sub("*", path), kin), []).append(path)
+    by_size: dict[object, list[str]] = {}
+    for key, paths in found.items():
+        by_size.setdefault(key[1] if len(paths) == 1 else key, []).extend(paths)
+    order = {path: n for n, path in enumerate(tensors)}
+    out: dict[str, Family] = {}
+    for paths in by_size.values():
+        if len(paths) > 1:
+            paths.sort(key=order.__getitem__)
+            family = _family(paths, tensors[paths[0]], tensors.keys() | out.keys())
+            out[family.tensor.path] = family
+    return out
+
+
+def _is_plain(tensor: LogicalTensor) -> bool:
+    is_raw = all("#" in dim for dim in tensor.dims)
+    is_own = tensor.scaling is None and tensor.scale is None and whole_name(tensor.path) == tensor.path
+    is_bits = tensor.dtype in AS_U8 or tensor.dtype in PAIRED  # whose elements share bytes
+    return is_raw and is_own and not is_bits and not tensor.is_void and 0 not in tensor.counts
+
+
+def _family(paths: list[str], first: LogicalTensor, taken: Iterable[str]) -> Family:
+    forms = {_NUMBER.sub("*", path) for path in paths}
+    name = forms.pop() if len(forms) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+    known, path, number = {*taken}, name, 2
+    while path in known:
+        path, number = f"{name} ({number})", number + 1
+    tensor = LogicalTensor(
+        path,
+        (f"{path}{MEMBER}", *(f"{path}#{n}" for n in range(len(first.dims)))),
+        (len(paths), *first.counts),
+        (range(len(paths)), *first.indices),
+        first.dtype,
+        first.kind,
+        span=first.span,
+        state_dtypes=first.state_dtypes,
+    )
+    return Family(tensor, tuple(paths))
+
+
+def with_sizes(scope: Scope, tensors: Mapping[str, LogicalTensor], families: Iterable[Family]) -> None:
+    """Replace the sizes of members' dims with those of families."""
+    for family in families:
+        for name in family.names:
+            for dim in tensors[name].dims:
+                scope.given.pop(dim, None)
+        scope.given.update(zip(family.tensor.dims, family.tensor.counts, strict=True))

@@ -1,0 +1,148 @@
+"""Families of a placement, their single tensors, and the tensors' order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+import numpy as np
+from attrs import evolve, field
+
+from ucpl.layout import Layout, States
+from ucpl.placement.placement import Part, Pieces, Placement
+from ucpl.records import define
+from ucpl.tables import I64, Block, split_rows
+
+__all__ = ["Order", "apart"]
+
+
+def apart(placement: Placement, together: Collection[str] = ()) -> Placement:
+    """The placement without families, except those named in `together`."""
+    layout = placement.layout
+    kept = {path: family for path, family in layout.families.items() if path in together}
+    if len(kept) == len(layout.families):
+        return placement
+    made = evolve(layout, families=kept)
+    number = {path: n for n, path in enumerate(made.placed)}
+    members = [np.array([number[name] for name in _names(placement, path, kept)]) for path in placement.tensors]
+    is_split = np.array([path in layout.families and path not in kept for path in placement.tensors], dtype=np.bool_)
+    begin = np.cumsum([0, *map(len, members)])
+    every = np.concatenate(members).astype(np.int64)
+    done: dict[int, Pieces] = {}
+
+    def rows(pieces: Pieces) -> Pieces:
+        if id(pieces) not in done:  # states of one line share their boxes
+            done[id(pieces)] = _apart(pieces, is_split, begin, every)
+        return done[id(pieces)]
+
+    def part(one: Part) -> Part:
+        values = {name: value for path, value in one.values.items() for name in _names(placement, path, kept)}
+        live = None if one.live is None else rows(one.live)
+        return evolve(one, folded=rows(one.folded), live=live, values=values)
+
+    return evolve(placement, layout=made, tensors=tuple(made.placed), parts=tuple(map(part, placement.parts)))
+
+
+def _names(placement: Placement, path: str, kept: Collection[str]) -> tuple[str, ...]:
+    return (path,) if path in kept else placement.layout.members(path)
+
+
+def _apart(pieces: Pieces, is_split: np.ndarray[tuple[int], np.dtype[np.bool_]], begin: I64, every: I64) -> Pieces:
+    """One box for each member, for boxes of families.
+
+    The first dim of a family is over its members.
+    """
+    over = np.zeros(pieces.low.shape, dtype=np.bool_)
+    split = is_split[pieces.tensor]
+    over[split, 0] = True
+    row, index = split_rows(pieces.high - pieces.low, over)
+    p, split, nth = pieces.take(row), split[row], index[:, 0]
+    number = every[begin[p.tensor] + np.where(split, p.low[:, 0] + nth, 0)]
+    columns = {"low": p.low, "high": p.high, "stride": p.stride, "home_stride": p.home_stride}
+    fills = pieces.blocks()
+    moved = {name: np.where(split[:, None], _shifted(c, fills[name]), c) for name, c in columns.items()}
+    return p.replace(
+        tensor=number,
+        home=p.home + nth * p.home_stride[:, 0] * split,
+        offset=p.offset + nth * p.stride[:, 0] * split,
+        **moved,
+    )
+
+
+def _shifted(rows: I64, fill: int) -> I64:
+    out = np.full_like(rows, fill)
+    out[:, :-1] = rows[:, 1:]
+    return out
+
+
+# --- The order of stored tensors ------------------------------------------------------------------------------------------
+
+Key = tuple[
+    int, int, int
+]  # of a tensor of a part: its line, its place there, and the part's place among those of the tensor
+
+
+@define
+class Order:
+    """The order of stored tensors without families.
+
+    It is line by line, tensor by tensor. Files are written in this order: a target has the same bytes with families and
+    without.
+    """
+
+    layout: Layout
+    rows: list[list[tuple[Key, int]]] = field(factory=list)  # of each part: key and stored tensors, by block and choice
+    lines: int = 0
+    names: dict[str, int] = field(init=False)  # of tensors and second names: their places in the model
+
+    def __attrs_post_init__(self) -> None:
+        self.names = {name: n for n, name in enumerate((*self.layout.tensors, *self.layout.aliases))}
+
+    def weight(self, part: Part, entry: int) -> None:
+        """A part of the entry with this number."""
+        if not self.layout.families:
+            return
+        wild = self.layout.wild
+        line = 0 if entry < wild.start else 1 if entry in wild else 2
+        alias = self.layout.entries[entry].alias
+        self.add(part, lambda name: (line, self.names[alias or name] if line == 1 else entry, entry))
+
+    def states(self, parts: Sequence[Part], line: States) -> None:
+        """The parts of a state line, group by group, tensor by tensor."""
+        if not self.layout.families:
+            return
+        self.lines += 1
+        number = 2 + self.lines
+        orders = [self.members(group) for group in line.groups or (None,)]
+        place = {name: n for n, name in enumerate(name for order in orders for name in order)}
+        for n, part in enumerate(parts):
+            if line.shape == "like":
+                self.add(part, lambda name, n=n: (number, place.get(name, 0), n))  # type: ignore[misc]
+            else:
+                self.add(part, lambda _, n=n: (number, n, 0))  # type: ignore[misc]
+
+    def members(self, group: str | None) -> Sequence[str]:
+        known = self.layout.groups.get(group) if group is not None else None
+        return known.members if known is not None and known.members is not None else tuple(self.layout.tensors)
+
+    def add(self, part: Part, key: Callable[[str], Key]) -> None:
+        self.rows.append(
+            [(key(name), len(block.rank)) for block in part.homes.blocks for name in _members(part, block)]
+        )
+
+    def told(self, parts: list[Part]) -> list[Part]:
+        """Parts that know the order, where there are families."""
+        if not self.layout.families:
+            return parts
+        keys = [(*key, part, n) for part, rows in enumerate(self.rows) for n, (key, _) in enumerate(rows)]
+        counts = np.array([count for rows in self.rows for _, count in rows], dtype=np.int64)
+        table = np.array(keys, dtype=np.int64).reshape(len(keys), 5)
+        order = np.lexsort(table.T[::-1])
+        begins = np.empty_like(counts)
+        begins[order] = np.cumsum(counts[order]) - counts[order]
+        ends = np.cumsum([0, *map(len, self.rows)]).tolist()
+        return [evolve(part, begins=begins[a:b]) for part, a, b in zip(parts, ends, ends[1:], strict=False)]
+
+
+def _members(part: Part, block: Block) -> Sequence[str]:
+    """The tensor of each choice, or the label of a flat buffer."""
+    return block.named if block.named is not None else (part.label,) * block.choices
