@@ -132,6 +132,23 @@ def test_two_files_are_one_run(tmp_path: Path) -> None:
     assert resumed(parts) == losses
 
 
+def test_a_call_names_an_optimizer_in_another_folder(tmp_path: Path) -> None:
+    made, losses = save(tmp_path / "plain.pt")
+    for name in ("model", "optimizer"):
+        (tmp_path / name).mkdir()
+        torch.save(made[name], tmp_path / name / f"{name}.pt")
+    source, call = tmp_path / "model" / "model.pt", 'torch_file(optimizer_file = "../optimizer/optimizer.pt")'
+    ucpl.convert(source, tmp_path / "two", 'torch_file(file = "model.pt")', layout=call)
+    parts = {name: loaded(tmp_path / "two", f"{name}.pt") for name in ("model", "optimizer")}
+    assert resumed(parts) == losses
+    ucpl.convert(source, tmp_path / "z", "zero1(dp=2)", layout=call)
+    ucpl.convert(tmp_path / "z", tmp_path / "out", "torch_file()")
+    assert resumed(loaded(tmp_path / "out")) == losses
+    for name, code in (("model.pt", "E439"), ("none.pt", "E400")):  # a file without an optimizer, and no file
+        one = refused(source, tmp_path / "no", "plain()", layout=f'torch_file(optimizer_file = "../model/{name}")')
+        assert one.code == code
+
+
 def test_a_state_dict_alone_stays_one(tmp_path: Path) -> None:
     state = built().state_dict()
     torch.save(state, tmp_path / "one.pt")

@@ -25,7 +25,7 @@ class TorchFileFormat(Format):
         ("state_dict", _LAYOUTS),
     )
     settings = ("file", "optimizer_file", "model", "optimizer", "scheduler", "wrap", "masters")
-    reads = ("order", "model", "optimizer", "wrap")
+    reads = ("order", "model", "optimizer", "optimizer_file", "wrap")
     own_settings = frozenset(("optimizer_file", "model", "optimizer", "scheduler", "wrap"))
     forms = ("torch",)
     has_optimizer = True

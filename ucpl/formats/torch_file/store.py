@@ -82,8 +82,8 @@ class TorchFiles:
 
         arguments: those of the source's call. Raises: UcplError E439, E446, E447, E466.
         """
-        parts = _parts(path)
-        return _Opened(path, parts, dict(arguments or {})).checkpoint(order)
+        said = dict(arguments or {})
+        return _Opened(path, _with_optimizer(_parts(path), said.get("optimizer_file")), said).checkpoint(order)
 
     def skeleton(
         self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None
@@ -106,6 +106,19 @@ def _parts(path: Path) -> tuple[TorchFile, ...]:
     parts = tuple(read_torch_file(path, name) for name in names)
     models = [part for part in parts if _is_ours(part) and dicts_of(Value.of(part)).models]
     return (*models, *(part for part in parts if part is not models[0])) if len(models) == 1 else ()
+
+
+def _with_optimizer(parts: tuple[TorchFile, ...], said: object) -> tuple[TorchFile, ...]:
+    """The files, and the optimizer's that a call names.
+
+    Its path is relative to the model's folder. Raises: UcplError E439 if it has no state of an optimizer.
+    """
+    if not (isinstance(said, str) and said and parts) or any(part.file == said for part in parts):
+        return parts
+    made = read_torch_file(parts[0].path.parent, said)
+    if not dicts_of(Value.of(made)).optimizers:
+        fail("E439", f"{said} has no state of an optimizer", Label(str(made.path)))
+    return (*parts, made)
 
 
 def _is_ours(part: TorchFile) -> bool:
@@ -215,6 +228,10 @@ class _Opened:
         """The optimizers of the model. Raises: UcplError E447."""
         asked = self.said.get("optimizer")
         if asked and found.optimizers and self.optimizer_part is None:
+            keys = (str(asked), *(["optimizers"] if asked == OPTIMIZER else []))  # a target's list of several
+            listed = {place: one for place, one in found.optimizers.items() if key_text(place[:-1]) in keys}
+            if listed and all(isinstance(place[-1], int) for place in listed):
+                return listed
             places = [self.asked("optimizer", one.strip(), found.optimizers) for one in str(asked).split(",")]
             return {place: found.optimizers[place] for place in places}
         if len(found.optimizers) < 2 or order is not None or fits([*found.optimizers.values()], named):
@@ -336,7 +353,7 @@ class _Opened:
         if self.is_lightning and self.named is not None and self.named.lead:
             out["wrap"] = Setting(self.named.lead, f"names in {part.file}")
         if self.optimizer_part is not None:
-            out["optimizer_file"] = Setting(self.optimizer_part.file, "its name")
+            out["optimizer_file"] = Setting(Path(self.optimizer_part.file).name, "its name")
         if (key := self.schedule()) is not None:
             out["scheduler"] = Setting(key, origin)
         out["masters"] = Setting(int(any("fp32" in states for states in facts.states.values())), origin)
