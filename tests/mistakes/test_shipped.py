@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -55,25 +57,24 @@ def checked(file: str, text: str, folder: Path) -> Checked:
 
 
 @pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checked]:
-    """The messages for each unchanged file.
+def good(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checked]:
+    """The messages for an unchanged file.
 
     None, or those for a checkpoint that is too small.
     """
     folder = tmp_path_factory.mktemp("good")
-    files = dict.fromkeys(line.file for line in LINES)
-    return {file: checked(file, (ROOT / file).read_text(encoding="utf-8"), folder) for file in files}
+    return cache(lambda file: checked(file, (ROOT / file).read_text(encoding="utf-8"), folder))
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line.name)
 def test_a_damaged_line_is_reported_with_what_to_write_instead(
-    line: Damaged, good: dict[str, Checked], tmp_path: Path
+    line: Damaged, good: Callable[[str], Checked], tmp_path: Path
 ) -> None:
     text = (ROOT / line.file).read_text(encoding="utf-8")
     assert text.count(line.before) == 1
     found = checked(line.file, text.replace(line.before, line.after), tmp_path)
-    remarks = [text for text in found.remarks if text not in good[line.file].remarks]
-    before = {(finding.code, finding.message) for finding in good[line.file].findings}
+    remarks = [text for text in found.remarks if text not in good(line.file).remarks]
+    before = {(finding.code, finding.message) for finding in good(line.file).findings}
     findings = [finding for finding in found.findings if (finding.code, finding.message) not in before]
     said = "\n".join([*map(told, findings), *remarks])
     assert said, "it passes in silence"

@@ -35,13 +35,21 @@ def trees() -> dict[str, ast.Module]:
     return {p.relative_to(ROOT).as_posix(): ast.parse(p.read_text(encoding="utf-8")) for p in ROOT.rglob("*.py")}
 
 
-def attributes(name: str) -> Iterator[tuple[str, str]]:
-    """(module, expression) of each attribute of this name, without method calls."""
+@cache
+def all_attributes() -> dict[str, list[tuple[str, ast.Attribute]]]:
+    """(module, node) of the attributes of each name, without method calls."""
+    found: dict[str, list[tuple[str, ast.Attribute]]] = {}
     for module, tree in trees().items():
         calls = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
         for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and node.attr == name and id(node) not in calls:
-                yield module, ast.unparse(node)
+            if isinstance(node, ast.Attribute) and id(node) not in calls:
+                found.setdefault(node.attr, []).append((module, node))
+    return found
+
+
+def attributes(name: str) -> Iterator[tuple[str, str]]:
+    """(module, expression) of each attribute of this name, without method calls."""
+    return ((module, ast.unparse(node)) for module, node in all_attributes().get(name, ()))
 
 
 @pytest.mark.parametrize(("record", "name"), FIELDS)
