@@ -17,19 +17,11 @@ from ucpl.installed import entry_points as installed_points
 from ucpl.registry import Format, entries, format_named, format_of_layout, formats
 
 UCPL = Path(entries.__file__).parents[1]
-# Words that are a format's name and something else, too: the form `dcp` of files, the package of an optimizer's class, the name
-# of a folder, and the kind of a container.
+# Words that are a format's name and something else, too: the package of an optimizer's class, the name of a folder, and the
+# kind of a container.
 OTHERS = {
-    ("graph/side.py", "dcp"),
-    ("placement/chunk_begins.py", "dcp"),
-    ("layout/storing.py", "dcp"),
-    ("conversion/dialects.py", "dcp"),
     ("conversion/exporting.py", "huggingface"),  # a folder of verl
     ("ranks/engines.py", "deepspeed"),
-    ("live/tensors.py", "plain"),
-    ("vault/files.py", "torch_file"),
-    ("planning/parsed.py", "plain"),
-    ("conversion/exporting.py", "huggingface"),
     ("formats/folders/kinds.py", "trainer"),
     ("formats/folders/kinds.py", "accelerate"),
 }
@@ -113,10 +105,13 @@ def homes() -> dict[str, str]:
 def names_in(path: str, tree: ast.AST) -> set[tuple[str, str]]:
     """Names of formats in a module outside their folders.
 
-    A record may name another format. `torch` is also the name of a package.
+    A record may name another format. `torch` is also the name of a package, and `__all__` lists functions.
     """
     known = {name for name, home in homes().items() if not path.startswith(home)} - {"torch"}
-    found = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    listed = {id(one) for node in ast.walk(tree) if isinstance(node, ast.Assign) and "__all__" in ast.unparse(node.targets[0])
+              for one in ast.walk(node.value)}  # fmt: skip
+    found = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+             and id(node) not in listed}  # fmt: skip
     return {(path, name) for name in found & known if path not in {f"{home}__init__.py" for home in homes().values()}}
 
 

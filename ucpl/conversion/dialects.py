@@ -23,6 +23,7 @@ from ucpl.conversion.requests import Called, Config, Given, called
 from ucpl.conversion.side import located
 from ucpl.errors import Label, fail
 from ucpl.records import frozen
+from ucpl.registry import format_named
 
 if TYPE_CHECKING:
     from ucpl.files.checkpoint import Checkpoint
@@ -87,6 +88,7 @@ def dialect(text: str, config: Config | None, sizes: Mapping[str, object]) -> Di
         refuse(text, f"it is on {made.layout.ranks} ranks: names need a layout on one rank")
     rows: list[tuple[tuple[int, ...], str, Named]] = []
     seen_names: dict[str, str] = {}
+    of = format_named(made.placement.layout.framework)
     run, was_many = 0, False
     for number, part in enumerate(made.placement.parts):
         if part.state != "weight" or part.is_alias:
@@ -97,7 +99,7 @@ def dialect(text: str, config: Config | None, sizes: Mapping[str, object]) -> Di
         run += not (is_many and was_many)
         was_many = is_many
         for n, (home, pieces) in enumerate(_pieces(part)):
-            name = str(home.key[0] if part.form == "dcp" else home.key[-1])
+            name = str(home.key[0] if of.stores_chunks(part.form) else home.key[-1])
             if name in seen_names:
                 refuse(text, f"it calls two tensors `{name}`")
             seen_names[name] = part.label

@@ -192,7 +192,7 @@ class GraphSide:
         lists them in the file's metadata.
         """
         of = format_named(self.placement.layout.framework)
-        return (form == "dcp" and of.has_chunks) or (file.endswith(".safetensors") and of.is_of_a_spec)
+        return of.stores_chunks(form) or (file.endswith(".safetensors") and of.is_of_a_spec)
 
     def shelves(self, dtype_of: DtypeOf | None, *, sharing: bool = True) -> Shelves:
         """All stored tensors, by number."""

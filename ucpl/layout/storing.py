@@ -337,12 +337,13 @@ def ground_of(items: Iterable[nodes.LayoutItem], scope: Scope, indices: dict[str
     mesh_axes = frozenset(a for i in items if isinstance(i, nodes.Mesh) for a in i.axes)
     ground = Ground(scope, {}, indices, mesh_axes, naming_of(items, scope, indices))
     brackets = brackets_of(items)
-    is_dcp = any(isinstance(i, nodes.Framework) and format_named(i.call.name).has_chunks for i in items)
+    known = [format_named(i.call.name) for i in items if isinstance(i, nodes.Framework)]
     for item in items:
         if isinstance(item, nodes.Files) and scope.holds(item.when):
             said = f"{item.template}.safetensors" if item.form == MEMORY else item.template
             path = ground.template(said, item.span, brackets) if item.form is not None else None
-            if is_dcp and item.form == "dcp" and item.template.endswith(_OF_A_RANK):
+            is_chunked = any(one.stores_chunks(item.form) for one in known)
+            if is_chunked and item.template.endswith(_OF_A_RANK):
                 folder = item.template[: item.template.rfind("/") + 1]
                 path = ground.template(f"{folder}.metadata", item.span, brackets)
             key = ground.template(item.key, item.span, brackets) if item.key is not None else None

@@ -21,7 +21,7 @@ def is_by_begin(rule: FileRule, layout: Layout) -> bool:
     The begin is its place in the uncut tensor. Without a framework, a form is any word, and files are distinguished by
     their names.
     """
-    return rule.form == "dcp" and format_named(layout.framework).has_chunks
+    return format_named(layout.framework).stores_chunks(rule.form)
 
 
 class BrokenRun(Exception):

@@ -114,6 +114,10 @@ class Format:
     file_format: ClassVar[str] = ""
     """The format under whose names its files can be opened as they are stored; none: its own."""
 
+    def stores_chunks(self, form: str | None) -> bool:
+        """True if files of this form have chunks, by key and begin."""
+        return self.has_chunks and form in self.forms
+
     def not_inherited(self, target: Format) -> frozenset[str]:
         """Settings that a target of this format does not take over."""
         return self.chosen_settings if target is self else self.chosen_settings | self.own_settings
