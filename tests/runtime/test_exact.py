@@ -50,7 +50,7 @@ def test_a_mean_is_exact_or_refused(tmp_path: Path) -> None:
 def test_without_a_word_the_cast_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     with pytest.raises(UcplError, match="E306") as caught:
         converted(tmp_path, PLAIN, "", [[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]])
-    assert "exact" in caught.value.diagnostics[0].remedy
+    assert caught.value.diagnostics[0].remedy == "keep f32, or write `dtype bf16 lossy` on the entry"
 
 
 def test_one_line_asks_for_rounding_or_for_none(tmp_path: Path) -> None:
