@@ -64,7 +64,9 @@ def _by_block(part: Part) -> list[list[int]]:
     return [[left.pop(0) for _ in range(block.choices)] for block in part.homes.blocks]
 
 
-@pytest.mark.fault("A law over random input", "a fold of tensors changes a place", "each place as before")
+@pytest.mark.fault(
+    "Against an oracle or the truth", "tensors that are planned as one family", "each place as without families"
+)
 @settings(max_examples=120, deadline=None)
 @given(any_models(), st.sampled_from(CALLS))
 def test_a_family_is_placed_as_its_tensors_are(model: nodes.Model, call: str) -> None:

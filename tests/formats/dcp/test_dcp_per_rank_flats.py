@@ -19,7 +19,7 @@ import ucpl
 from tests.files.refusals import refusal
 from tests.gathered import plain_of
 from ucpl.api import open_checkpoint
-from ucpl.formats.dcp.per_rank_flats import FlatMember, members_of
+from ucpl.formats.dcp.per_rank_flats import FlatMember, Number, members_of
 from ucpl.formats.matching import Unclear
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "dcp"
@@ -115,7 +115,7 @@ def test_a_unit_has_what_no_unit_inside_it_has() -> None:
 def test_units_within_units() -> None:
     """h.0 and h.1 are wrapped, and `a` of each separately."""
     params = model(2, ("embed", (7, 2)))
-    lengths = dict(enumerate(filled(n) for n in (14, 15, 16, 15, 16)))
+    lengths: dict[Number, int | None] = dict(enumerate(filled(n) for n in (14, 15, 16, 15, 16)))
     found = members_of(params, [[0, 1, 2, 3, 4]], lengths, RANKS)
     assert names_of(found) == [
         ["embed"], ["h.0.b.weight"], ["h.0.a.weight", "h.0.a.bias"], ["h.1.b.weight"], ["h.1.a.weight", "h.1.a.bias"],
