@@ -167,6 +167,9 @@ class _Finder(MetaPathFinder, Loader):
 @contextmanager
 def stand_ins() -> Iterator[None]:
     """Give pickle stand-ins for the classes of missing frameworks."""
+    barred = {name for name in FRAMEWORKS if sys.modules.get(name, sys) is None}  # by a test of a missing framework
+    for name in barred:
+        del sys.modules[name]
     known, finder = set(sys.modules), _Finder()
     sys.meta_path.append(finder)
     sys.modules.update({name: module for name, module in _MODULES.items() if name not in known})
@@ -177,6 +180,7 @@ def stand_ins() -> Iterator[None]:
         for name in {*sys.modules} - known:
             if name.split(".")[0] in FRAMEWORKS:
                 _MODULES[name] = sys.modules.pop(name)
+        sys.modules.update(dict.fromkeys(barred))  # type: ignore[arg-type]
 
 
 def load(path: Path) -> Any:

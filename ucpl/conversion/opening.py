@@ -443,6 +443,9 @@ def _config_beside(path: Path) -> Config | None:
     folder = path if path.is_dir() else path.parent
     file = folder / "config.json"
     if not os.path.isfile(file):
-        return next((made for one in formats().values() if (made := one.config_made(folder)) is not None), None)
+        try:
+            return next((made for one in formats().values() if (made := one.config_made(folder)) is not None), None)
+        except OSError:  # a closed folder: the reader of its format names it
+            return None
     value = json_object(read_text(file))
     return value if isinstance(value, dict) else None
