@@ -445,7 +445,7 @@ def _config_beside(path: Path) -> Config | None:
     if not os.path.isfile(file):
         try:
             return next((made for one in formats().values() if (made := one.config_made(folder)) is not None), None)
-        except OSError:  # a closed folder: the reader of its format names it
+        except PermissionError:  # a closed folder: the reader of its format names it
             return None
     value = json_object(read_text(file))
     return value if isinstance(value, dict) else None

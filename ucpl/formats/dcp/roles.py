@@ -199,13 +199,13 @@ def _with_states(
     refused: tuple[str, str, str] | None = None
     for lead in _leads({owner for owner, _ in found}):
         mine = {(owner.removeprefix(lead), key): name for (owner, key), name in found.items()}
-        fitting, *amiss = _prefixes({owner for owner, _ in mine}, tensors, set(mine.values()), top, asked)
+        fitting, *unmatched = _prefixes({owner for owner, _ in mine}, tensors, set(mine.values()), top, asked)
         if len(fitting) == 1:
             of_groups = {
                 t.removeprefix(groups).removeprefix(lead): name for name, t in texts.items() if t.startswith(groups)
             }
             return _Optimizer(state + lead, mine, of_groups, fitting[0], word == _METAS)
-        refused = refused or (amiss[0], amiss[1], state)
+        refused = refused or (unmatched[0], unmatched[1], state)
     return refused
 
 
