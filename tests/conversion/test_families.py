@@ -17,16 +17,18 @@ from safetensors.torch import save_file
 
 import ucpl
 from tests.cli.command import FIXTURES
-from ucpl import api
+from ucpl import api, language
 from ucpl.conversion import sides
 from ucpl.conversion.tracing import traced
 from ucpl.errors import UcplError
+from ucpl.language import nodes, print_file
 from ucpl.planning import Plan, load_plan, save_plan
 from ucpl.planning.difference import difference
 
 HOUSE = str(Path(ucpl.__file__).parent)
-ROOMS = ("placement", "tables", "graph", "planning", "extents")  # whose work is that of families: they list names alone
-CALLS_MAX = 20  # for each tensor more
+# Calls for each tensor more, by room. The work of these rooms is that of families: they list names alone.
+CALLS_MAX = dict.fromkeys(("placement", "tables", "graph", "planning", "extents"), 20)
+CALLS_MAX |= {"layout": 55, "language": 35, "inference": 5}  # they read and print each tensor of the model
 TOGETHER, ALONE = 1, 10**9
 SOURCES = ("z1_dp4", "z1_dp2_bf16", "z2_dp3_frozen", "z3_dp2_subgroup")
 TARGETS = (
@@ -116,8 +118,22 @@ def test_few_tensors_are_planned_alone() -> None:
 def test_work_is_that_of_families(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few calls more for 200 more tensors of the same families."""
     small, large = (counted(experts(tmp_path / f"{n}", n), target, monkeypatch) for n in (20, 40))
-    for room in ROOMS:
-        assert large[room] - small[room] <= CALLS_MAX * 20 * 10, (room, small[room], large[room])
+    for room, most in CALLS_MAX.items():
+        assert large[room] - small[room] <= most * 20 * 10, (room, small[room], large[room])
+
+
+def test_a_plan_prints_its_model_once_and_no_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    printed: list[str] = []
+
+    def watched(file: nodes.File) -> str:
+        printed.append("+".join(type(one).__name__ for one in file.statements))
+        return print_file(file)
+
+    monkeypatch.setattr(language, "print_file", watched)
+    plan = planned(experts(tmp_path / "hf", 2), "dcp(fsdp = 4)", TOGETHER, monkeypatch)
+    assert printed == ["Model"]
+    assert plan.layout_text and plan.layout_text is plan.layout_text
+    assert printed == ["Model", "Model+Layout"]
 
 
 def counted(source: Path, target: str, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:

@@ -76,6 +76,8 @@ def replays_of(checkpoint: Checkpoint) -> Replays | None:
 
 def _within(extent: Extent, spans: list[tuple[int, int, int]]) -> Iterator[tuple[int, tuple[int, int, int]]]:
     """(bytes, span) of each span that overlaps a tensor; spans are ascending."""
+    if not spans:
+        return
     low, high = _span(extent)
     for span in spans:
         size = min(span[1], high) - max(span[0], low)

@@ -203,7 +203,7 @@ def plan_of(
     from ucpl.conversion.lost_bytes import losses_of, replays_of
     from ucpl.conversion.target_passes import decide_target_passes
     from ucpl.graph import build
-    from ucpl.planning import order
+    from ucpl.planning import ClosedText, order
     from ucpl.planning.unread import unread_of
     from ucpl.verification.masters import masters_of
 
@@ -217,14 +217,12 @@ def plan_of(
         from ucpl.verification.proof.coverage import prove
 
         prove(graph)
-    text, untold = _told(target)
-    if untold:
-        _demand_told(target, untold)
+    _demand_told(target)
     recipe, opened = _recipe(graph, source, target, names, said_of_dtype), source.checkpoint
     parts: Parts = {
         "name": name,
         "spec_digest": spec_digest(source, target),
-        "layout_text": text,
+        "layout_text": ClosedText(partial(closed_text, target)),
         "masters": None if FP32 in changes.drop else masters_of(source.placement, dtypes, frozenset(changes.frozen)),
     }
     if opened is None:
@@ -369,22 +367,25 @@ def closed_text(target: Side) -> str:
 
 def _told(target: Side) -> tuple[str, str]:
     """The text, or the reason for its absence."""
-    from ucpl.language.limits import why_too_large, why_unwritten
+    from ucpl.language.limits import why_too_large, why_too_many, why_unwritten
 
     names = (*target.layout.tensors, *target.layout.aliases)
     if why := why_unwritten(names, in_keys=target.called.is_of_any):  # `{name}` is expanded there
+        return "", why
+    if target.called.is_of_any and (why := why_too_many(names)):
         return "", why
     text = _closed_text(target)
     why = why_too_large(text)
     return ("", why) if why else (text, "")
 
 
-def _demand_told(target: Side, why: str) -> None:
+def _demand_told(target: Side) -> None:
     """Reject a target of framework torch() without a closed text.
 
     If its layout is of any model, only this text describes its files. Raises: UcplError E017.
     """
-    if target.called.is_of_any and format_named(target.layout.framework).is_of_a_spec:
+    needed = target.called.is_of_any and format_named(target.layout.framework).is_of_a_spec
+    if needed and (why := _told(target)[1]):
         what = f"nothing would describe the files of {target.layout.call}: {why}"
         fail(
             "E017",
@@ -413,6 +414,7 @@ def spec_digest(source: Side, target: Side) -> str:
     from ucpl.language import nodes, print_file
 
     digest = hashlib.sha256()
+    printed: dict[int, bytes] = {}
     for text in target.given.fill:
         digest.update(f"\0fill {text}\0".encode())
     for word, texts in (("drop", target.given.drop), ("freeze", target.given.freeze), ("train", target.given.train)):
@@ -423,6 +425,9 @@ def spec_digest(source: Side, target: Side) -> str:
         for name, file in sorted(one.library.files.items()):
             digest.update(f"\0{Path(name).name}\0".encode())
             digest.update(file.text.encode())
-        if one.called.is_of_any and one.given.model is not None:
-            digest.update(print_file(nodes.File("", 1, (one.given.model,))).encode())
+        model = one.given.model
+        if one.called.is_of_any and model is not None:
+            if id(model) not in printed:  # both sides have one model, most often
+                printed[id(model)] = print_file(nodes.File("", 1, (model,))).encode()
+            digest.update(printed[id(model)])
     return digest.hexdigest()

@@ -14,7 +14,7 @@ from ucpl.files.checkpoint import Checkpoint
 from ucpl.inference.blocks import scalings_of
 from ucpl.inference.packed import packed_notes
 from ucpl.language import nodes, print_expr, print_file
-from ucpl.language.limits import why_too_large, why_unwritten
+from ucpl.language.limits import why_too_large, why_too_many, why_unwritten
 from ucpl.layout import Layout, Library, expand, load, resolve
 from ucpl.layout.scope import Value
 from ucpl.placement import Placement, locate
@@ -54,6 +54,8 @@ class Inferred:
         names = [*(tensor.name for tensor in self.checkpoint.state.tensors), *self.checkpoint.state.aliases]
         if why := why_unwritten(names, in_keys=True):
             self._reject("E017", why)
+        if why := why_too_many(names):
+            self._reject("E011", why)
         text = print_file(nodes.File("inferred.ucpl", VERSION, (self.model, self._written())))
         if why := why_too_large(text):
             self._reject("E011", why)

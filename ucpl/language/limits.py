@@ -16,6 +16,7 @@ __all__ = [
     "STATEMENTS_MAX",
     "TEXT_CHARACTERS_MAX",
     "why_too_large",
+    "why_too_many",
     "why_unwritten",
 ]
 
@@ -50,3 +51,13 @@ def why_too_large(text: str) -> str:
     """The same of a text as it is."""
     large = len(text) > TEXT_CHARACTERS_MAX
     return f"the text has {len(text):,} characters; {TEXT_CHARACTERS_MAX:,} are read" if large else ""
+
+
+def why_too_many(names: Iterable[str]) -> str:
+    """The same of a text with two lines for each name.
+
+    Nothing is printed for it.
+    """
+    least = 2 * sum(len(name) + len("  =\n") for name in names)
+    large = least > TEXT_CHARACTERS_MAX
+    return f"the text has {least:,} characters and more; {TEXT_CHARACTERS_MAX:,} are read" if large else ""

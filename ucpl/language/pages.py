@@ -304,7 +304,8 @@ def _run(pieces: Sequence[_Piece], indent: str) -> Iterator[str]:
 
 def _column(rows: Sequence[StatementRow], text: Callable[[StatementRow], str], most: int) -> int:
     """Width of a column: its widest text that is not too wide."""
-    return max((len(text(row)) for row in rows if len(text(row)) <= most), default=0)
+    widths = (len(text(row)) for row in rows)
+    return max((width for width in widths if width <= most), default=0)
 
 
 def _lines(row: StatementRow, head: int, body: int, indent: str) -> list[str]:
@@ -344,7 +345,7 @@ def _is_long_list(row: StatementRow) -> bool:
 
 def _has_several(row: StatementRow) -> bool:
     """True if a statement has several left sides."""
-    return row.kind in ("tensor", "entry") and "," in _NO_COMMA.sub("", row.head)
+    return row.kind in ("tensor", "entry") and "," in row.head and "," in _NO_COMMA.sub("", row.head)
 
 
 def _wrapped(line: str, indent: str) -> list[str]:

@@ -294,7 +294,9 @@ def _with_clauses(
     """A line of tensors or of states."""
     body = "none" if shape is None else shape if isinstance(shape, str) else _shape(shape)
     size = next((c.args[0] for c in clauses if c.word == "buckets"), None) if version > 1 else None
-    flat = next((n for n in walk(*shape) if isinstance(n, nodes.Flat)), None) if isinstance(shape, tuple) else None
+    flat = None
+    if size is not None and isinstance(shape, tuple):
+        flat = next((n for n in walk(*shape) if isinstance(n, nodes.Flat)), None)
     if size is not None and flat is not None:  # version 2 has the number in the flat
         bare = _axis(flat, BRACKET_WORDS)
         body = body.replace(bare, f"{bare[:-1]}, {_expr(size, 0)})", 1)

@@ -35,7 +35,7 @@ def whole_name(path: str) -> str:
 
     The latter are its live rows.
     """
-    return _SUFFIX.sub("", path)
+    return _SUFFIX.sub("", path) if path.endswith("]") else path
 
 
 def whole_dim(name: str) -> str:

@@ -133,6 +133,8 @@ class WrittenEntries:
 
         Raises E127 if there are two, and neither is more literal.
         """
+        if not self.lines:
+            return None
         near = [self.lines[i] for i in self.globs.of(name)]
         ranked = sorted((line for line in near if (line.of or "*") in classes), key=lambda line: line.rank(classes))
         if not ranked:

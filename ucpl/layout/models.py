@@ -78,6 +78,8 @@ def _tensor(
 
     `items`: of the complete model, so that all open sizes are reported at once.
     """
+    if all(dim.name is None and dim.range is None for dim in item.dims):
+        return _of_numbers(item, default, scope)
     names: list[str] = []
     indices: list[Indices] = []  # those that the tensor has, of each dim
     for position, dim in enumerate(item.dims):
@@ -106,6 +108,20 @@ def _tensor(
         span=item.span,
         is_void=any(d.range is not None and not has for d, has in zip(item.dims, indices, strict=True)),
     )
+
+
+def _of_numbers(item: nodes.Tensor, default: str | None, scope: Scope) -> LogicalTensor:
+    """A tensor whose dims are numbers.
+
+    A model of files has tens of thousands of them.
+    """
+    counts = tuple([dim.size or 0 for dim in item.dims])
+    names = tuple([f"{item.path}#{n}" for n in range(len(counts))])
+    scope.given.update(zip(names, counts, strict=True))
+    if prod(counts) > ELEMENTS_LIMIT:
+        fail("E106", f"`{item.path}` has {prod(counts)} elements", at(item.span))
+    indices = tuple(map(range, counts))
+    return LogicalTensor(item.path, names, counts, indices, item.dtype or default, item.kind, span=item.span)
 
 
 def _dimension(item: nodes.Tensor, position: int, scope: Scope, items: Sequence[nodes.ModelItem]) -> tuple[str, int]:

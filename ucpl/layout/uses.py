@@ -24,17 +24,38 @@ def without_unused(items: Sequence[nodes.LayoutItem]) -> list[nodes.LayoutItem]:
     out: list[nodes.LayoutItem] = [
         item for item in items if not (isinstance(item, nodes.Files) and not lines_in_file(item.name, items))
     ]
+    always = {*names_of(_distinct(item for item in out if not isinstance(item, nodes.Let)))}
     while True:
-        named = {*names_of(out)}
+        named = always | {*names_of(item for item in out if isinstance(item, nodes.Let))}
         kept: list[nodes.LayoutItem] = []
+        is_same = True
         for item in out:
-            if not isinstance(item, nodes.Let):
-                kept.append(item)
-            elif bindings := tuple(b for b in item.bindings if b.name in named):
-                kept.append(item if bindings == item.bindings else evolve(item, bindings=bindings))
-        if kept == out:
+            if isinstance(item, nodes.Let):
+                bindings = tuple(b for b in item.bindings if b.name in named)
+                is_same = is_same and len(bindings) == len(item.bindings)
+                if not bindings:
+                    continue
+                item = item if len(bindings) == len(item.bindings) else evolve(item, bindings=bindings)
+            kept.append(item)
+        if is_same:
             return out
         out = kept
+
+
+def _distinct(items: Iterable[nodes.LayoutItem]) -> Iterator[nodes.Record]:
+    """The statements, with shared axes and clauses of entries once.
+
+    A line of a layout of any model is an entry of each tensor, with the same axes.
+    """
+    seen: set[int] = set()
+    for item in items:
+        if not isinstance(item, nodes.Entry) or item.indices:
+            yield item
+            continue
+        for one in (*(item.shape or ()), *item.clauses):
+            if id(one) not in seen:
+                seen.add(id(one))
+                yield one
 
 
 def lines_in_file(name: str, items: Sequence[nodes.LayoutItem]) -> list[nodes.LayoutItem]:

@@ -6,13 +6,14 @@
 from ucpl.planning.binding import Bound, CarriedBox, Files, bound
 from ucpl.planning.files import load_plan, plan_bytes, save_plan
 from ucpl.planning.order import order, recipe_of, structure_digest, structure_of
-from ucpl.planning.plan import Origin, Passed, Plan, Recipe, Tally
+from ucpl.planning.plan import ClosedText, Origin, Passed, Plan, Recipe, Tally
 from ucpl.planning.runs import Runs
 from ucpl.planning.text import summary
 
 __all__ = [
     "Bound",
     "CarriedBox",
+    "ClosedText",
     "Files",
     "Origin",
     "Passed",

@@ -14,7 +14,7 @@ import numpy as np
 from attrs import evolve
 
 from ucpl.extents import Flat, NamedTensor, Shelves, Structure
-from ucpl.planning.plan import Origin, Plan, Recipe
+from ucpl.planning.plan import ClosedText, Origin, Plan, Recipe
 from ucpl.planning.rebuilding import with_rebuilt, with_replayed
 from ucpl.planning.shelving import shelves_json
 from ucpl.registry import format_named
@@ -37,7 +37,7 @@ class Parts(TypedDict, total=False):
 
     name: str
     spec_digest: str
-    layout_text: str
+    layout_text: str | ClosedText
     account: Account | None
     unread: Unread | None
     rank: int | None

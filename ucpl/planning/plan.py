@@ -7,7 +7,7 @@ bind byte positions when it is applied, which plans nothing anew. Tensors that a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,7 @@ from ucpl.tables.operations import Flow, Kind, Lane, Node, flows, in_order, net_
 if TYPE_CHECKING:  # a reader of headers alone does not wait for it
     import networkx as nx
 
-__all__ = ["Kind", "Origin", "Passed", "Plan", "Recipe", "Runs", "Tally"]
+__all__ = ["ClosedText", "Kind", "Origin", "Passed", "Plan", "Recipe", "Runs", "Tally"]
 
 I32 = NDArray[np.int32]
 RUNS_MAX = 1 << 28  # of a plan whose rows are expanded by tensor: more is no plan but a mistake
@@ -58,6 +58,20 @@ class Passed:
 
     name: str
     text: str
+
+
+@frozen(eq=False, slots=False)
+class ClosedText:
+    """A text that is printed on its first use.
+
+    It has a line for each tensor, and most calls of `plan` need none of them.
+    """
+
+    printed: Callable[[], str]
+
+    @cached_property
+    def text(self) -> str:
+        return self.printed()
 
 
 @frozen(eq=False, slots=False, kw_only=True)
@@ -112,13 +126,18 @@ class Plan(Recipe):
     structure_digest: str = ""
     account: Account | None = None  # of all that the source has; None: planned from specs alone, or a rank's share
     unread: Unread | None = None  # other parts of the source, which no move reads; None: planned from specs alone
-    layout_text: str = ""  # the target's closed .ucpl text: becomes ucpl/layout.ucpl
+    closed: str | ClosedText = field(default="", alias="layout_text", repr=False)
     rank: int | None = None  # of the target, whose share this is and no more: it is looked at, and not run
     families: dict[str, tuple[str, ...]] = field(factory=dict)  # tensors of the model behind a name of `tensors`
     masters: Plan | None = None  # from the source's stored masters to its stored weights: shows files of two steps
 
     def __str__(self) -> str:
         return f"{self.name}: {self.source_call} -> {self.target_call}\n{net_text(self.net)}"
+
+    @property
+    def layout_text(self) -> str:
+        """The target's closed .ucpl text: becomes ucpl/layout.ucpl."""
+        return self.closed if isinstance(self.closed, str) else self.closed.text
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:

@@ -41,9 +41,9 @@ def findings(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
         for home in part.homes:
             place = (home.file, tuple(map(str, home.key)))
             seen.add(place)
-            here = at(part.span, "stored by this line") if part.span.line else Label(spec, where=part.label)
             extent = stored.get(place)
             if extent is None:
+                here = at(part.span, "stored by this line") if part.span.line else Label(spec, where=part.label)
                 out.append(
                     Diagnostic(
                         "E321",
@@ -57,6 +57,7 @@ def findings(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
                     )
                 )
             elif extent.shape != (shape := _stated(part, home.shape, extent.dtype)):
+                here = at(part.span, "stored by this line") if part.span.line else Label(spec, where=part.label)
                 out.append(
                     Diagnostic(
                         "E322",

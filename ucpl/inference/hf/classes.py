@@ -6,9 +6,11 @@ Tensors of this and varied configs.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn, Protocol
@@ -69,13 +71,23 @@ class _Model(Protocol):
     def _get_dtype_plan(self, dtype: object) -> Mapping[str, object]: ...
 
 
+def _library() -> _Library:
+    """Both libraries, or an ImportError.
+
+    Without transformers, torch is not imported: that costs a second and 200 MB.
+    """
+    if "transformers" not in sys.modules and find_spec("transformers") is None:
+        raise ImportError("transformers")
+    return _Library(import_module("torch"), import_module("transformers"))
+
+
 def class_of(config: Config, file: Path, *, needed: bool, notes: list[str]) -> Class | None:
     """The class of a config on the meta device; None without transformers.
 
     None also if it fails, unless it is needed.
     """
     try:
-        library = _Library(import_module("torch"), import_module("transformers"))
+        library = _library()
     except ImportError:
         if needed:
             _reject_without_names(file)
@@ -118,7 +130,7 @@ def built_of(config: Config) -> tuple[object, object]:
     place = Path("config.json")
     kind = config.get("model_type")
     try:
-        library = _Library(import_module("torch"), import_module("transformers"))
+        library = _library()
     except ImportError:
         fail(
             "E396",
@@ -435,7 +447,7 @@ def saved_of(config: Config) -> ClassTensors | None:
         return None
     try:
         model, _ = built_of(config)
-        library = _Library(import_module("torch"), import_module("transformers"))
+        library = _library()
         with offline(), library.silent():
             tensors = library.saved(model, config)  # type: ignore[arg-type]
             tied = library.on_disk(model, library.ties(model))  # type: ignore[arg-type]
