@@ -14,7 +14,7 @@ HASHED ?= --require-hashes
 PINNED_FOR := 3.12 3.13
 
 RANKED := ranks planners ranges estimates live apply vault
-TIMED := plan start lsp convert forms peer $(RANKED)
+TIMED := plan start lsp convert forms peer usual $(RANKED)
 
 .PHONY: help demo test thorough check ledger mutants walk faults powerloss drill interop bench $(TIMED) docs fmt fmt-check pins clean files
 .DELETE_ON_ERROR:
@@ -120,7 +120,7 @@ releases: $(VENV)/ready
 
 # `make bench lsp` times one thing alone.
 asked = $(if $(filter $(TIMED),$(MAKECMDGOALS)),$(filter $(1),$(MAKECMDGOALS)),all)
-bench: $(VENV)/ready $(if $(call asked,ranges),$(PEERS)/ready) $(if $(call asked,convert forms peer),$(INTEROP)/ready)
+bench: $(VENV)/ready $(if $(call asked,ranges),$(PEERS)/ready) $(if $(call asked,convert forms peer usual),$(INTEROP)/ready)
 	$(VENV)/bin/python -m benchmarks $(filter $(TIMED),$(MAKECMDGOALS))
 
 .PHONY: bench-ranks

@@ -1,13 +1,13 @@
 """Benchmarks of planning, start-up, conversion and ranks, for `make bench`.
 
-    python -m benchmarks [plan] [start] [lsp] [convert] [forms] [peer] [ranks] [planners] [ranges] [estimates] [live] [apply]
-        [vault] [--gib 1.5 6] [--pairs 15 5] [--folder DISK]
+    python -m benchmarks [plan] [start] [lsp] [convert] [forms] [peer] [usual] [ranks] [planners] [ranges] [estimates]
+        [live] [apply] [vault] [--gib 1.5 6] [--pairs 15 5] [--folder DISK]
 
 The last seven are the tables of `make bench-ranks`; each is a module of this folder, too (scale_ranks, planners, ranges,
 estimates, live, together, vault), with options of its own. Each prints a table in Markdown, keeps it in benchmarks/figures/
-and writes it into docs/PERFORMANCE.md. `convert`, `forms` and `peer` need an environment with DeepSpeed (UCPL_INTEROP_PYTHON
-names its python). `convert`
-makes a checkpoint with real DeepSpeed and compares DeepSpeed's own converter with ours; timings are medians of interleaved
+and writes it into docs/PERFORMANCE.md. `convert`, `forms`, `peer` and `usual` need an environment with DeepSpeed
+(UCPL_INTEROP_PYTHON names its python). `convert` makes a checkpoint with real DeepSpeed and compares DeepSpeed's own
+converter with ours; `usual` compares the tools that people use with ours; timings are medians of interleaved
 rounds. `peer` runs both over every checkpoint of DeepSpeed in this repository, and compares their targets.
 """
 
@@ -30,6 +30,7 @@ from benchmarks.convert import EXAMPLE, FORMS_HEAD, HEAD, bench_convert, bench_f
 from benchmarks.figures import Table, machine, save
 from benchmarks.lsp import LSP_HEAD, bench_lsp
 from benchmarks.peer import bench_peer
+from benchmarks.usual import USUAL_HEAD, bench_usual
 
 Row = tuple[str, ...]
 
@@ -168,6 +169,7 @@ NAMES = (
     "convert",
     "forms",
     "peer",
+    "usual",
     "ranks",
     "planners",
     "ranges",
@@ -199,6 +201,10 @@ def tables(given: argparse.Namespace) -> dict[str, tuple[Row, Callable[[], Itera
         "peer": (
             ("checkpoint", "ucpl", "ds_to_universal", "ucpl", "ds_to_universal"),
             lambda: bench_peer(interop_python()),
+        ),
+        "usual": (
+            USUAL_HEAD,
+            lambda: bench_usual(interop_python(), given.pairs[0], given.gib[0], given.folder),
         ),
         "ranks": (scale_ranks.HEAD, lambda: scale_ranks.bench(given.pairs[0])),
         "planners": (planners.HEAD, lambda: planners.bench(given.pairs[0])),

@@ -22,7 +22,21 @@ from attrs import field
 
 from ucpl.records import define, frozen
 
-__all__ = ["CASES", "FORMS", "FORMS_HEAD", "HEAD", "Rounds", "Run", "bench_convert", "bench_forms", "rows_of"]
+__all__ = [
+    "CASES",
+    "FORMS",
+    "FORMS_HEAD",
+    "HEAD",
+    "Rounds",
+    "Run",
+    "bench_convert",
+    "bench_forms",
+    "checkpoint",
+    "remove",
+    "rows_of",
+    "run",
+    "warm",
+]
 
 HERE = Path(__file__).resolve().parent
 EXAMPLE = HERE.parent / "examples" / "checkpoint"
@@ -161,7 +175,7 @@ def bench_convert(
     for i, gib in enumerate(sizes):
         with tempfile.TemporaryDirectory(prefix="ucpl-bench-", dir=folder) as made:
             top = Path(made)
-            source = _checkpoint(python, top, gib)
+            source = checkpoint(python, top, gib)
             found = _rounds(_theirs(python, source, top), {"": source}, top, pairs[min(i, len(pairs) - 1)], CASES)
             yield from rows_of(found, _size(source), CASES)
 
@@ -172,10 +186,10 @@ def bench_forms(
     """A row for each case of other forms, at the first size."""
     with tempfile.TemporaryDirectory(prefix="ucpl-bench-", dir=folder) as made:
         top = Path(made)
-        sources = {"": _checkpoint(python, top, sizes[0])}
+        sources = {"": checkpoint(python, top, sizes[0])}
         for form in dict.fromkeys(case.of for case in FORMS if case.of):
             sources[form] = top / f"source-{len(sources)}"
-            _run(_ours(sources[""], sources[form], Case(form, form)), json_told=True)
+            run(_ours(sources[""], sources[form], Case(form, form)), json_told=True)
         found = _rounds(_copies(sources[""], top), sources, top, pairs[0], FORMS)
         peer = HEAD.index("ds_to_universal /")
         for row in rows_of(found, _size(sources[""]), FORMS):
@@ -186,7 +200,7 @@ def _size(folder: Path) -> int:
     return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
 
 
-def _checkpoint(python: str, top: Path, gib: float) -> Path:
+def checkpoint(python: str, top: Path, gib: float) -> Path:
     layers = max(1, round((gib * 2**30 / 16 - 24.6e6) / 4.73e6))  # 12 bytes of state and 4 of weight a parameter
     launch = [python, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=29655"]
     subprocess.run(
@@ -227,11 +241,11 @@ def _rounds(
     for i in range(pairs + 1):
         for name, command in {**others, **ours}.items():
             source = sources[named[name].of if name in named else ""]
-            _forget(source) if name in named and named[name].cold else _warm(source)
-            run = _run(command, json_told=name in ours or name == "start")
+            _forget(source) if name in named and named[name].cold else warm(source)
+            done = run(command, json_told=name in ours or name == "start")
             if i:  # the first round fills the caches
-                found.runs.setdefault(name, []).append(run)
-            _remove(out)
+                found.runs.setdefault(name, []).append(done)
+            remove(out)
         found.memory += _speed(MEMORY)
         wrote, read = _speed(DISK, str(top / "speed"))
         found.disk.append((wrote, read))
@@ -242,7 +256,7 @@ def _ours(source: Path, out: Path, case: Case) -> list[str]:
     return [sys.executable, "-m", "ucpl", "convert", str(source), str(out), "--to", case.to, "--json", *case.more]
 
 
-def _run(command: Sequence[str], *, json_told: bool) -> Run:
+def run(command: Sequence[str], *, json_told: bool) -> Run:
     # Compiled modules are used, as everywhere but in a shell that forbids them.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment |= {"DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0"}
@@ -270,14 +284,14 @@ def _forget(source: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _warm(source: Path) -> None:
+def warm(source: Path) -> None:
     for path in _files(source):
         with open(path, "rb", buffering=0) as file:
             while file.read(1 << 24):
                 pass
 
 
-def _remove(out: Path) -> None:
+def remove(out: Path) -> None:
     shutil.rmtree(out) if out.is_dir() else out.unlink()
     os.sync()  # the next run does not pay for this one's unwritten pages
 

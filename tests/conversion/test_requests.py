@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 import ucpl
+from ucpl.conversion.requests import called
 from ucpl.errors import UcplError
+from ucpl.language import nodes
 
 TEXT = (
     "ucpl 1\nmodel m {\n  dim h = config.hidden_size\n  dtype f32\n  w : h\n}\n"
@@ -35,3 +37,11 @@ def test_a_config_that_is_none_is_reported_with_its_file(tmp_path: Path, text: s
         ucpl.plan(f"{spec}:x(tp=2)", f"{spec}:x(tp=3)", config=config)
     (found,) = caught.value.diagnostics
     assert found.code == code and found.labels[0].file == str(config)
+
+
+def test_a_word_needs_no_quotes_where_a_layout_expects_a_text() -> None:
+    quoted, bare = (called(f"safetensors({value})").call for value in ('dtype="bf16"', "dtype=bf16"))
+    assert [a.value for a in bare.arguments] == [a.value for a in quoted.arguments]
+    assert called("safetensors(most, f32)").call.arguments[1].value == nodes.Text("f32")
+    # a parameter that counts ranks takes a number, or the name of one
+    assert isinstance(called("zero1(dp=ranks)").call.arguments[0].value, nodes.Name)

@@ -145,7 +145,7 @@ def called(text: str | Called) -> Called:
         return text
     head, colon, rest = text.partition(".ucpl:")
     if colon:
-        return Called(library_of(head + ".ucpl"), parse_call(rest, keep=True))
+        return _with_texts(Called(library_of(head + ".ucpl"), parse_call(rest, keep=True)))
     library = load()
     try:
         call = parse_call(text, keep=True)
@@ -153,7 +153,27 @@ def called(text: str | Called) -> Called:
             library.layout(call.name)
     except UcplError as error:
         raise _no_layout(text, error) from None
-    return Called(library, call)
+    return _with_texts(Called(library, call))
+
+
+def _with_texts(one: Called) -> Called:
+    """Read a word without quotes as a text where the layout expects one: `safetensors(dtype=f32)`."""
+    from ucpl.language import nodes
+
+    if not any(isinstance(a.value, nodes.Name) for a in one.call.arguments):
+        return one
+    try:
+        known = one.layout.parameters
+    except UcplError:  # no such layout: said where the call is resolved
+        return one
+    texts = {p.name for p in known if isinstance(p.default, nodes.Text)}
+    said = tuple(
+        evolve(a, value=nodes.Text(a.value.path, span=a.value.span))
+        if isinstance(a.value, nodes.Name) and (a.name or (known[i].name if i < len(known) else "")) in texts
+        else a
+        for i, a in enumerate(one.call.arguments)
+    )
+    return Called(one.library, evolve(one.call, arguments=said))
 
 
 def with_arguments(one: Called, given: Given) -> tuple[Called, Given]:
