@@ -1,4 +1,4 @@
-"""The usual tools of each framework and ucpl, on the same checkpoints in the same rounds.
+"""Time the usual tools and ucpl on the same checkpoints.
 
 Each round runs each tool once, then ucpl as it is by default (synced and read back from the disk), then without reading back.
 The tools neither sync nor read back. `zero_to_fp32.py` writes `pytorch_model.bin`: its `--safe_serialization` refuses the tied

@@ -157,14 +157,14 @@ def called(text: str | Called) -> Called:
 
 
 def _with_texts(one: Called) -> Called:
-    """Read a word without quotes as a text where the layout expects one: `safetensors(dtype=f32)`."""
+    """Read words without quotes as texts: `safetensors(dtype=f32)`."""
     from ucpl.language import nodes
 
     if not any(isinstance(a.value, nodes.Name) for a in one.call.arguments):
         return one
     try:
         known = one.layout.parameters
-    except UcplError:  # no such layout: said where the call is resolved
+    except UcplError:  # no such layout, which `resolve` reports
         return one
     texts = {p.name for p in known if isinstance(p.default, nodes.Text)}
     said = tuple(
