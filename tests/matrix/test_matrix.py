@@ -10,6 +10,7 @@ its target is read once more. `UCPL_GOLDEN=write` writes the page.
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import shutil
 from collections.abc import Callable
@@ -19,11 +20,12 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import ucpl
 from tests.matrix.opened import Opened, watching
 from ucpl.api import Converted
+from ucpl.errors import UcplError
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "MATRIX.md"
@@ -34,16 +36,20 @@ CUT = f"{HERE}/cut.ucpl"
 class Form(NamedTuple):
     """The calls for the dense model's source and target.
 
-    The same of the model with experts.
+    The same of the model with experts, if it goes to this form.
     """
 
     source: str
     target: str
-    moe_source: str
-    moe_target: str
+    moe_source: str = ""
+    moe_target: str = ""
     read: str = ""  # the spec of a target's cuts over tp, if no file has them
+    run: str = ""  # the loop whose own files a target needs
 
 
+BIN = 'file="pytorch_model.bin", model="", wrap=""'
+CKPT = 'file="last.ckpt", model="state_dict", optimizer="optimizer_states/0", scheduler="lr_schedulers", wrap="net."'
+LIGHTNING = 'torch_file(wrap="net.")'
 STAGED = "ZeRO-1, TP x PP"  # under the names that a PipelineModule gives its layers
 FORMS = {
     "ZeRO-1": Form("zero1(dp=2)", "zero1(dp=3, tp=1)", "zero1(dp=2)", "zero1(dp=5, tp=1)"),
@@ -77,8 +83,16 @@ FORMS = {
         "safetensors()", 'safetensors(shard="20KB")', 'safetensors(shard="9KB")', 'safetensors(shard="5KB")'
     ),
     "one torch file": Form("torch_file()", "torch_file()", "torch_file()", "torch_file()"),
+    "torch file, compiled": Form('torch_file(wrap="_orig_mod.")', 'torch_file(wrap="_orig_mod.")'),
+    "torch file, DDP": Form('torch_file(wrap="module.")', 'torch_file(wrap="module.")'),
+    "pytorch_model.bin": Form(f"torch_file({BIN})", f"torch_file({BIN})"),
+    "Trainer, DDP": Form("trainer(dp=2)", "trainer(dp=3)", run="trainer"),
+    "Accelerate, DDP": Form("accelerate(dp=2)", "accelerate(dp=3)", run="accelerate"),
+    "Lightning .ckpt": Form(f"torch_file({CKPT})", f"torch_file({CKPT})", read=LIGHTNING, run="lightning"),
     "plain": Form("plain()", "plain()", "plain()", "plain()"),
 }
+WEIGHTS = ("Hugging Face", "pytorch_model.bin")  # forms without an optimizer
+NO_RUN = "no run"
 LEGACY = "megatron_legacy(tp=2, pp=1)"  # layers are dealt by Megatron's names, and a PipelineModule's are others
 STEPS = (1, 4)  # with experts, from each form to those that stand so far behind it
 States = dict[str, dict[str, torch.Tensor]]
@@ -90,7 +104,7 @@ def pairs() -> list[tuple[str, str]]:
 
     Each form is a source twice, and a target twice.
     """
-    forms = [*FORMS]
+    forms = [name for name, form in FORMS.items() if form.moe_source]
     return [(one, forms[(i + step) % len(forms)]) for i, one in enumerate(forms) for step in STEPS]
 
 
@@ -112,7 +126,10 @@ def parameters(folder: Path, made: Path, read: str = "") -> States:
 
     read: a spec of the cuts of tensors, if no file has them.
     """
-    if any(folder.glob("*.safetensors")):
+    if (folder / "pytorch_model.bin").exists():
+        held = torch.load(folder / "pytorch_model.bin", weights_only=True)
+        return {name: {"weight": value} for name, value in held.items()}
+    if any(folder.glob("*.safetensors")) and not any(folder.glob("optimizer.*")):
         return {
             name: {"weight": value} for file in folder.glob("*.safetensors") for name, value in load_file(file).items()
         }
@@ -165,12 +182,85 @@ def _origins(base: Path) -> dict[str, tuple[Path, States]]:
     dense = parameters(base / "dense", base / "truth")
     moe = shutil.copytree(MEGATRON / "legacy_moe", base / "moe")
     staged_moe = _renamed(moe, base / "staged moe", layers=1)
-    return {
+    out = {
         "dense": (base / "dense", dense),
         STAGED: (_renamed(base / "dense", base / "staged"), {staged(name): held for name, held in dense.items()}),
         "moe": (moe, parameters(moe, base / "truth")),
         f"moe, {STAGED}": (staged_moe, parameters(staged_moe, base / "truth")),
     }
+    ucpl.convert(base / "dense", base / "plain", to="plain()")
+    for names, folder in (("dense", base / "plain"), (STAGED, base / "staged")):
+        for loop in filter(None, (form.run for form in FORMS.values())):
+            out[f"{names}, {loop}"] = (run_of(loop, folder, base / f"{loop} of {names}"), in_fp32(out[names][1]))
+    return out
+
+
+# ---- runs of loops -----------------------------------------------------------------------------------------------------
+
+
+def in_fp32(wanted: States) -> States:
+    """A model that loops train in fp32: its weights are the masters."""
+    return {
+        name: {"weight": held["fp32"], **{state: one for state, one in held.items() if state not in ("fp32", "weight")}}
+        for name, held in wanted.items()
+    }
+
+
+def run_of(loop: str, plain: Path, folder: Path) -> Path:
+    """A run of a loop with two ranks, as it saves it, written by torch.
+
+    The keys and files are those of tests/interop/strategies_job.py and lightning_job.py.
+    """
+    held = torch.load(plain / "plain.pt", weights_only=True)
+    folder.mkdir()
+    lead = "net." if loop == "lightning" else ""
+    weights = {lead + name: states["fp32"] for name, states in held["params"].items()}
+    names = [name for group in held["groups"] for name in group["params"]]
+    states = {
+        i: {
+            state: torch.as_tensor(one)
+            for state, one in held["params"][name].items()
+            if state not in ("weight", "fp32")
+        }
+        for i, name in enumerate(names)
+    }
+    groups = [
+        {key: group[key] for key in ("lr", "betas", "eps", "weight_decay")}
+        | {
+            "initial_lr": 0.01,
+            "param_names": [lead + name for name in group["params"]],
+            "params": [*map(names.index, group["params"])],
+        }
+        for group in held["groups"]
+    ]
+    optimizer = {"state": states, "param_groups": groups}
+    schedule = {"base_lrs": [0.01, 0.01], "last_epoch": 1, "_step_count": 2, "_last_lr": [0.005, 0.005]}
+    if loop == "lightning":
+        counted = {"pytorch-lightning_version": "2.6.6", "epoch": 0, "global_step": 1}
+        rest = {"loops": {"fit_loop": {}}, "optimizer_states": [optimizer], "lr_schedulers": [schedule]}
+        torch.save({**counted, "state_dict": weights, **rest}, folder / "last.ckpt")
+        return folder
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    end = ".pt" if loop == "trainer" else ".bin"
+    torch.save(optimizer, folder / f"optimizer{end}")
+    torch.save(schedule, folder / f"scheduler{end}")
+    if loop == "trainer":
+        (folder / "trainer_state.json").write_text('{"global_step": 1}')
+    for rank in range(2):
+        if loop == "trainer":
+            torch.save({"cpu": torch.arange(4, dtype=torch.uint8)}, folder / f"rng_state_{rank}.pth")
+        else:
+            (folder / f"random_states_{rank}.pkl").write_bytes(pickle.dumps({"step": 0}))
+    return folder
+
+
+def is_of_run(folder: Path, loop: str) -> bool:
+    """Test for the files or keys of a loop, without which it does not go on."""
+    if loop != "lightning":
+        return any(folder.glob("scheduler.*")) and len([*folder.glob("r*_state*_?.p*")]) == 3
+    held = torch.load(folder / "last.ckpt", weights_only=False)
+    assert all(name.startswith("net.") for name in held["state_dict"])
+    return "loops" in held and held["lr_schedulers"][0]["last_epoch"] == 1
 
 
 @pytest.fixture(scope="session")
@@ -186,8 +276,9 @@ def converted(source: Path, target: Path, call: str) -> Converted:
 
     Other files are no parts of checkpoints.
     """
+    layout = LIGHTNING if (source / "last.ckpt").exists() else None
     with watching() as seen:
-        made = ucpl.convert(source, target, to=call)
+        made = ucpl.convert(source, target, to=call, layout=layout)
     demand_no_other(seen, source, target)
     return made
 
@@ -221,12 +312,14 @@ def arrived(found: States, wanted: States, source: str) -> bool:
     states = {state for held in found.values() for state in held}
     for name, held in found.items():
         for state, tensor in held.items():
-            is_made = source == "Hugging Face" and state == "fp32"  # of the weight
+            is_made = state == "fp32" and state not in wanted[name]  # of the weight
+            is_made |= state == "fp32" and source in WEIGHTS
             true = wanted[name]["weight"].float() if is_made else wanted[name][state]
             assert torch.equal(tensor, true), (name, state)
     if states - {"fp32"} == {"weight"}:
         return False
-    assert all(held.keys() == wanted[name].keys() for name, held in found.items()), states
+    made = set() if any("fp32" in held for held in wanted.values()) else {"fp32"}
+    assert all(held.keys() - made == wanted[name].keys() for name, held in found.items()), states
     return True
 
 
@@ -243,8 +336,8 @@ def cell(made: Converted, found: States, wanted: States, source: str) -> str:
     The arrived values, and the number of left-out values of states.
     """
     is_all = arrived(found, wanted, source)
-    told = left_out(made)
-    if is_all or source == "Hugging Face":  # nothing was there to be left out
+    told = {one for one in left_out(made) if one[0] in wanted[one[1]]}  # masters of fp32 weights are these weights
+    if is_all or source in WEIGHTS:  # nothing was there to be left out
         assert not told, told
         return "all" if is_all else "weights"
     held = {(state, name) for name, states in wanted.items() for state in states if state != "weight"}
@@ -264,15 +357,32 @@ def page(line: str, begins: str) -> None:
     assert line in PAGE.read_text(encoding="utf-8").splitlines()
 
 
+def of_run(folder: Path, names: str, form: Form, wanted: States, source: str) -> str:
+    """The cell of a target that a loop reads with its own files."""
+    try:
+        made = converted(folder / names, folder / "target", form.target)
+    except UcplError as error:
+        assert error.diagnostics[0].code == "E471"
+        return NO_RUN
+    text = cell(made, parameters(folder / "target", folder / "plain", form.read), wanted, source)
+    has_run = is_of_run(folder / "target", form.run)
+    shutil.rmtree(folder / "target")
+    return text if has_run else NO_RUN
+
+
 @pytest.mark.parametrize("source", FORMS)
 def test_a_form_goes_to_each_other(tmp_path: Path, origins: dict[str, tuple[Path, States]], source: str) -> None:
     row = []
-    for names in ("dense", STAGED):
-        if not (source == STAGED and names == "dense"):
-            ucpl.convert(origins[names][0], tmp_path / names, to=FORMS[source].source)
     for target, form in FORMS.items():
         names = STAGED if STAGED in (source, target) else "dense"
+        if loop := form.run or FORMS[source].run:
+            names = f"{names}, {FORMS[source].run or loop}"
+        if not (tmp_path / names).exists():
+            converted(origins[names][0], tmp_path / names, FORMS[source].source)
         call = LEGACY if source == STAGED and target == "Megatron legacy" else form.target
+        if form.run:
+            row.append(of_run(tmp_path, names, form, origins[names][1], source))
+            continue
         made = converted(tmp_path / names, tmp_path / "target", call)
         found = parameters(tmp_path / "target", tmp_path / "plain", form.read)
         row.append(cell(made, found, origins[names][1], source))
@@ -280,7 +390,7 @@ def test_a_form_goes_to_each_other(tmp_path: Path, origins: dict[str, tuple[Path
     page("| " + " | ".join((source, *row)) + " |", f"| {source} |")
 
 
-@pytest.mark.parametrize("source", FORMS)
+@pytest.mark.parametrize("source", dict.fromkeys(source for source, _ in pairs()))
 def test_a_form_with_experts_goes_to_others(
     tmp_path: Path, origins: dict[str, tuple[Path, States]], source: str
 ) -> None:
@@ -304,7 +414,9 @@ def test_the_page_has_each_form_and_nothing_else() -> None:
     rows = [line for line in lines if line.startswith("| ")]
     assert rows[0] == "| from \\ to | " + " | ".join(FORMS) + " |"
     assert [row.split(" | ")[0].removeprefix("| ") for row in rows[1:]] == [*FORMS]
-    assert [line.split(" → ")[0].removeprefix("- ") for line in lines if line.startswith("- ")] == [*FORMS]
-    for form in FORMS:
+    assert [line.split(" → ")[0].removeprefix("- ") for line in lines if line.startswith("- ")] == [
+        name for name, form in FORMS.items() if form.moe_source
+    ]
+    for form in (name for name, form in FORMS.items() if form.moe_source):
         assert sum(source == form for source, _ in pairs()) >= 2
         assert sum(target == form for _, target in pairs()) >= 2

@@ -79,7 +79,7 @@ def test_two_formats_of_one_name_and_what_is_no_format_are_refused(monkeypatch: 
 
 def test_an_unknown_name_is_a_format_without_flags() -> None:
     assert format_named("nobody") is format_named("")
-    assert not format_named("").has_tensors_alone and not format_named("").has_optimizer
+    assert not format_named("").has_tensors_alone({}) and not format_named("").has_optimizer
 
 
 @pytest.mark.parametrize(

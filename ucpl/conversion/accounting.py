@@ -226,11 +226,13 @@ def _callers(plan: Recipe, source: Checkpoint) -> Iterator[Item]:
     They are those of rank 0, and those of other ranks that differ from them.
     """
     target = format_named(plan.target.framework)
-    alone = f"{target.title} stores " + ("tensors alone" if target.has_tensors_alone else "nothing of a caller")
+    has_tensors_alone = target.has_tensors_alone(plan.target.settings)
+    has_callers = target.has_client_state and not has_tensors_alone
+    alone = f"{target.title} stores " + ("tensors alone" if has_tensors_alone else "nothing of a caller")
     for key in source.state.carried:
         if _is_dropped(plan, key):
             yield "dropped", "client_state", str(key), "dropped by name"
-        elif not target.has_client_state:
+        elif not has_callers:
             yield "dropped", "client_state", str(key), alone
         else:
             yield "moved", "client_state", str(key), ""
@@ -243,7 +245,7 @@ def _callers(plan: Recipe, source: Checkpoint) -> Iterator[Item]:
             elif rank in taken:
                 yield "moved", "client_state", name, ""
             else:
-                why = "the target's ranks take the value of rank 0" if target.has_client_state else alone
+                why = "the target's ranks take the value of rank 0" if has_callers else alone
                 yield "dropped", "client_state", name, why
 
 
@@ -262,7 +264,7 @@ def _groups(plan: Recipe, source: Checkpoint) -> Iterator[Item]:
     is_trained |= target.has_groups_alone and has_groups_alone(source)
     said = {text.partition(": ")[0]: text.partition(": ")[2] for text in plan.dropped}
     for group in source.state.groups:
-        if target.has_tensors_alone:
+        if target.has_tensors_alone(plan.target.settings):
             yield "dropped", "group", group.name, f"{target.title} stores no hyper-parameters"
         elif group.name in plan.gone.get("groups", ()):
             yield "dropped", "group", group.name, "no parameter is left in it"

@@ -49,7 +49,7 @@ def numbers_of_fills(source: Side, target: Side) -> tuple[dict[str, dict[str, fl
 
     The lines give numbers to parameters that have none.
     """
-    has_numbers = not format_named(target.layout.framework).has_tensors_alone
+    has_numbers = not format_named(target.layout.framework).has_tensors_alone(target.layout.settings)
     known = source.checkpoint.state.scalars if source.checkpoint is not None else None
     kept = {s.name for s in source.layout.states if s.scalar}
     counted = {s.name for s in target.layout.states if s.scalar}

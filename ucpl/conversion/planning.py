@@ -306,7 +306,7 @@ def _numbers_left_out(source: Side, target: Side, said: tuple[str, ...]) -> tupl
     for state, values in source.checkpoint.state.scalars.items():
         if state in said:
             continue
-        if format_named(target.layout.framework).has_tensors_alone:
+        if format_named(target.layout.framework).has_tensors_alone(target.layout.settings):
             out += [f"{state} of {name}: the target stores no {state}" for name in values]
         elif not source.called.is_of_any:
             lost = (name for name in values if name not in target.layout.tensors and name not in gone)

@@ -121,8 +121,9 @@ def _look_again(target: Path, plan: Plan, known: Checkpoint) -> None:
         if described:
             opened = open_files(target, files)
         else:
-            arguments = arguments_in(plan.target.framework, plan.target.settings)
-            opened = read_named(target, plan.target.framework, files) or open_checkpoint(target, None, arguments)
+            of = plan.target.framework
+            arguments = arguments_in(of, plan.target.settings)
+            opened = read_named(target, of, files) or open_checkpoint(target, None, arguments, first=of)
     written, opened = format_named(plan.target.framework).as_read(plan.target.settings, written, opened)
     fit(written, opened.extents, "target")
     if found := tuple(unlike_hypers(known, opened, "E609")):

@@ -11,6 +11,7 @@ from typing import TypeVar
 from attrs import evolve
 
 from ucpl.conversion.dialects import split_names
+from ucpl.conversion.ordering import arguments_of
 from ucpl.conversion.requests import Called, Given, called
 from ucpl.conversion.ties import framework_of
 from ucpl.errors import UcplError
@@ -95,7 +96,10 @@ def open_for_comparison(read: Callable[[Given], T]) -> T:
 def _is_of_tensors(target: Called | str) -> bool:
     """True if a target's format stores tensors alone."""
     text = target if not isinstance(target, str) else split_names(target)[0]
-    return bool(text) and format_named(framework_of(called(text))).has_tensors_alone
+    if not text:
+        return False
+    made = called(text)
+    return format_named(framework_of(made)).has_tensors_alone(arguments_of(made))
 
 
 def _with_way(read: Callable[[Given], T], given: Given, error: UcplError) -> UcplError:

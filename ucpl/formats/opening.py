@@ -47,13 +47,13 @@ def known_globals() -> frozenset[str]:
 
 @watched
 def open_checkpoint(
-    path: Path, order: Order | None = None, arguments: Mapping[str, object] | None = None
+    path: Path, order: Order | None = None, arguments: Mapping[str, object] | None = None, first: str = ""
 ) -> Checkpoint:
     """Read the headers of a checkpoint of any known framework.
 
     order: the parameters of an optimizer's numbers, if files lack them. arguments: those of the source's call, for its
-    reader. Raises: UcplError E435, E438 (exit
-    3) if no format reads the path.
+    reader. first: the framework that looks first, if others know such files, too. Raises: UcplError E435, E438 (exit 3)
+    if no format reads the path.
     """
     try:
         mode = path.stat().st_mode
@@ -65,7 +65,7 @@ def open_checkpoint(
         fail("E437", f"{path} does not exist", Label(text), remedy=remedy if ".ucpl:" in text or "(" in text else "")
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         fail("E400", f"{path} is neither a folder nor a regular file", Label(str(path)))
-    for one in formats().values():
+    for one in sorted(formats().values(), key=lambda one: one.name != first):
         if framework(one.name).recognises(path):
             opened = one.open(path, order, arguments or {})
             if format_named(opened.format).has_model_files:

@@ -7,7 +7,7 @@ only between several models.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
 from attrs import field
@@ -126,6 +126,20 @@ class Named:
             if one in self.tensors:
                 return self.aliases.get(one, one)
         return None
+
+    def find_all(self, names: Sequence[str]) -> list[str | None]:
+        """The tensors of an optimizer's names, which may lack a first step of all tensors.
+
+        An optimizer can be made from a part of a module, and its state dict be saved with that of the module.
+        """
+        found = [self.find(name) for name in names]
+        if names and None in found:
+            end = f".{names[found.index(None)]}"
+            leads = [name.removesuffix(end) + "." for name in self.tensors if name.endswith(end)]
+            for lead in leads:
+                if None not in (longer := [self.find(lead + name) for name in names]):
+                    return longer
+        return found
 
 
 def named_tensors(model: Value, lead: str | None = None, *, any_lead: bool = False) -> Named:

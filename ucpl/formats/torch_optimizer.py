@@ -119,7 +119,7 @@ def fits(optimizers: Sequence[Value], model: Named) -> bool:
     groups = [group for n, one in enumerate(optimizers) for group in _groups(n, one, candidates)]
     names = [name for group in groups if (stated := _names_in(group)) is not None for name in stated]
     if names:
-        return all(model.find(name) is not None for name in names)
+        return None not in model.find_all(names)
     made = match([*candidates.items()], [_slots(group) for group in groups])
     return not isinstance(made, Unclear) or made.is_several
 
@@ -283,7 +283,7 @@ def _stated_names(groups: list[_Group], model: Named) -> tuple[Names, str] | Non
             return None
         if names != group.params:
             how = f"{_NAMES} of the optimizer's groups"
-        found = [model.find(name) for name in names]
+        found = model.find_all(names)
         if None in found:
             lacking = names[found.index(None)]
             fail(
@@ -319,7 +319,7 @@ def _said(groups: list[_Group], model: Named, candidates: Mapping[str, Shape], o
         return [made[0][a:b] for a, b in pairwise(bounds)]
     whose = Label(str(groups[0].value.path), where="param_groups") if groups else Label("<optimizer>")
     names = order.at(0) or ()
-    found = [model.find(name) for name in names]
+    found = model.find_all(names)
     if None in found:
         fail("E466", f"{order.origin} names {names[found.index(None)]}, which is no tensor of the model", whose)
     owners = [name for name in found if name is not None]

@@ -20,6 +20,8 @@ from ucpl.layout.scope import Scope
 from ucpl.records import frozen
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ucpl.files.checkpoint import Checkpoint
 
 TIED = "tied"
@@ -73,18 +75,33 @@ def of_names(base: Base, source: Checkpoint | None) -> tuple[Base, Pipeline, tup
 
 def _named(source: Checkpoint | None, base: Base, asked: Label) -> _Named:
     named = _Named()
-    for tensor in source.state.tensors if source is not None else ():
-        first, _, rest = tensor.name.partition(".")
+    for name in _in_order(source) if source is not None else ():
+        first, _, rest = name.partition(".")
         key, _, inner = rest.partition(".")
         if first.isascii() and first.isdigit() and len(first) <= _DIGITS_MAX and rest:
-            named.own[first] = (*named.own.get(first, ()), (rest, tensor.name))
+            named.own[first] = (*named.own.get(first, ()), (rest, name))
         elif first == _MODULES and inner:
-            named.tied[key] = (*named.tied.get(key, ()), (inner, tensor.name))
+            named.tied[key] = (*named.tied.get(key, ()), (inner, name))
         else:
-            _no_pipeline(base, f"{tensor.name} is of no layer by its name", asked)
+            _no_pipeline(base, f"{name} is of no layer by its name", asked)
     if not named.own:
         _no_pipeline(base, "no tensor is of a layer by its name", asked)
     return named
+
+
+def _in_order(source: Checkpoint) -> Iterator[str]:
+    """Names of tensors, with those of each group in the group's order.
+
+    Files of safetensors sort names; the groups of an optimizer keep the order of registration.
+    """
+    group_of = {name: n for n, group in enumerate(source.state.groups) for name in group.members}
+    known = {tensor.name for tensor in source.state.tensors}
+    members = [
+        iter([name for name in dict.fromkeys(group.members) if name in known and group_of[name] == n])
+        for n, group in enumerate(source.state.groups)
+    ]
+    for tensor in source.state.tensors:
+        yield next(members[group_of[tensor.name]]) if tensor.name in group_of else tensor.name
 
 
 def _no_pipeline(base: Base, why: str, asked: Label) -> None:

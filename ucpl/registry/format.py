@@ -64,11 +64,6 @@ class Format:
     has_optimizer: ClassVar[bool] = False
     """Groups and states of an optimizer."""
 
-    @property
-    def has_tensors_alone(self) -> bool:
-        """True if the files have tensors and nothing of a run."""
-        return bool(self.name) and not self.has_optimizer
-
     kept_values: ClassVar[frozenset[str] | None] = None
     """Values of a run that its files have a place for; None: all of any run."""
     has_client_state: ClassVar[bool] = False
@@ -253,6 +248,10 @@ class Format:
         Empty if a target has the group. source: the format that the group is from. is_listed: it has frozen parameters.
         """
         return ""
+
+    def has_tensors_alone(self, settings: Mapping[str, object]) -> bool:
+        """True if files of these settings have tensors and nothing of a run."""
+        return bool(self.name) and not self.has_optimizer
 
     def value_dropped(self, name: str, settings: Mapping[str, object]) -> str:
         """The reason for the absence of a value of `kept_values`.

@@ -278,3 +278,40 @@ def test_a_flat_buffer_of_two_dtypes_is_compared_with_its_parts(tmp_path: Path) 
     assert {(d.name, d.state, d.a, d.b) for d in found.differences if d.state.startswith("exp_avg")} == {
         ("b.weight", state, "bf16", "f32") for state in ("exp_avg", "exp_avg_sq")
     }
+
+
+@pytest.mark.parametrize("call", ['torch_file(model="")', "safetensors_shards(fsdp=2)"])
+def test_a_target_of_tensors_alone_names_everything_of_the_run_as_left_out(call: str, tmp_path: Path) -> None:
+    held, _ = save(tmp_path / "run.pt")
+    made = ucpl.convert(tmp_path / "run.pt", tmp_path / "t", call)
+    assert made.plan.account is not None
+    left = {(one.kind, name) for one in made.plan.account.entries if one.fate == "dropped" for name in one.names}
+    kinds = {kind for kind, _ in left}
+    assert {"group", "client_state", "step"} <= kinds
+    assert {name for kind, name in left if kind == "client_state"} >= {
+        key for key in held if key not in ("model", "optimizer")
+    }
+
+
+def test_a_state_dict_in_a_file_with_the_name_of_a_model_is_read_again(tmp_path: Path) -> None:
+    held, _ = save(tmp_path / "run.pt")
+    ucpl.convert(tmp_path / "run.pt", tmp_path / "t", 'torch_file(file="pytorch_model.bin", model="", wrap="")')
+    made = loaded(tmp_path / "t", "pytorch_model.bin")
+    assert all(torch.equal(made[name], held["model"][name]) for name in made)
+    assert made.keys() == held["model"].keys()
+
+
+def test_names_of_an_optimizer_may_lack_the_step_of_the_module(tmp_path: Path) -> None:
+    """A LightningModule holds a net whose modules have numbers as names."""
+    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4))
+    named = dict(net.named_parameters())
+    chosen = torch.optim.AdamW([(name, p) for name, p in reversed(named.items())])
+    net(torch.ones(2, 3)).sum().backward()
+    chosen.step()
+    weights = {f"net.{name}": p.detach() for name, p in named.items()}
+    lightning = {"pytorch-lightning_version": "2.6.6", "state_dict": weights, "optimizer_states": [chosen.state_dict()]}
+    torch.save(lightning, tmp_path / "last.ckpt")
+    ucpl.convert(tmp_path / "last.ckpt", tmp_path / "p", "plain()")
+    found = torch.load(tmp_path / "p" / "plain.pt", weights_only=True)["params"]
+    for name, p in named.items():
+        assert torch.equal(found[f"net.{name}"]["exp_avg"], chosen.state[p]["exp_avg"])

@@ -65,6 +65,16 @@ class DCPFormat(Format):
 
         return target(base, shardings_of(stored))
 
+    def has_tensors_alone(self, settings: Mapping[str, object]) -> bool:
+        return bool(settings.get("shards"))
+
+    def value_dropped(self, name: str, settings: Mapping[str, object]) -> str:
+        from ucpl.files.model_texts import TEXTS
+        from ucpl.formats.leaving import DESCRIBING
+
+        is_left = self.has_tensors_alone(settings) and name not in (*DESCRIBING, TEXTS)
+        return "shards of safetensors have no place for it" if is_left else ""
+
     def companions_of(self, root: Path) -> tuple[str, ...]:
         from ucpl.formats.dcp.folders import folders_in
 

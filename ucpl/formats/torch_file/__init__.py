@@ -45,6 +45,15 @@ class TorchFileFormat(Format):
 
         return Store().open(path, order, arguments)
 
+    def has_tensors_alone(self, settings: Mapping[str, object]) -> bool:
+        return settings.get("model") == "" and not settings.get("optimizer_file")
+
+    def value_dropped(self, name: str, settings: Mapping[str, object]) -> str:
+        from ucpl.formats.leaving import DESCRIBING, EXTRA
+
+        is_left = self.has_tensors_alone(settings) and name not in (*DESCRIBING, EXTRA)
+        return "a state dict alone has no place for it" if is_left else ""
+
     def known_globals(self) -> frozenset[str]:
         from ucpl.formats.torch_file.writing import VALUES
 
