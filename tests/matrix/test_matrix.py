@@ -199,7 +199,7 @@ def _origins(base: Path) -> dict[str, tuple[Path, States]]:
 
 
 def in_fp32(wanted: States) -> States:
-    """A model that loops train in fp32: its weights are the masters."""
+    """The model of loops in fp32: its weights are the masters."""
     return {
         name: {"weight": held["fp32"], **{state: one for state, one in held.items() if state not in ("fp32", "weight")}}
         for name, held in wanted.items()
@@ -255,7 +255,7 @@ def run_of(loop: str, plain: Path, folder: Path) -> Path:
 
 
 def is_of_run(folder: Path, loop: str) -> bool:
-    """Test for the files or keys of a loop, without which it does not go on."""
+    """Test for the files or keys without which a loop does not resume."""
     if loop != "lightning":
         return any(folder.glob("scheduler.*")) and len([*folder.glob("r*_state*_?.p*")]) == 3
     held = torch.load(folder / "last.ckpt", weights_only=False)
@@ -358,7 +358,7 @@ def page(line: str, begins: str) -> None:
 
 
 def of_run(folder: Path, names: str, form: Form, wanted: States, source: str) -> str:
-    """The cell of a target that a loop reads with its own files."""
+    """The cell of a target with a loop's own files."""
     try:
         made = converted(folder / names, folder / "target", form.target)
     except UcplError as error:

@@ -128,9 +128,9 @@ class Named:
         return None
 
     def find_all(self, names: Sequence[str]) -> list[str | None]:
-        """The tensors of an optimizer's names, which may lack a first step of all tensors.
+        """The tensors of all names of an optimizer.
 
-        An optimizer can be made from a part of a module, and its state dict be saved with that of the module.
+        The names may lack a first step of the tensors' names. An optimizer can be made from a part of a module, and its state dict be saved with that of the module.
         """
         found = [self.find(name) for name in names]
         if names and None in found:

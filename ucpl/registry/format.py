@@ -250,7 +250,7 @@ class Format:
         return ""
 
     def has_tensors_alone(self, settings: Mapping[str, object]) -> bool:
-        """True if files of these settings have tensors and nothing of a run."""
+        """True if files of these settings have nothing of a run."""
         return bool(self.name) and not self.has_optimizer
 
     def value_dropped(self, name: str, settings: Mapping[str, object]) -> str:
