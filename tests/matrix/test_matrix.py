@@ -207,7 +207,7 @@ def in_fp32(wanted: States) -> States:
 
 
 def run_of(loop: str, plain: Path, folder: Path) -> Path:
-    """A run of a loop with two ranks, as it saves it, written by torch.
+    """A run of a loop with two ranks, written by torch.
 
     The keys and files are those of tests/interop/strategies_job.py and lightning_job.py.
     """
@@ -255,7 +255,7 @@ def run_of(loop: str, plain: Path, folder: Path) -> Path:
 
 
 def is_of_run(folder: Path, loop: str) -> bool:
-    """Test for the files or keys without which a loop does not resume."""
+    """Test for the files or keys of a loop that resumes."""
     if loop != "lightning":
         return any(folder.glob("scheduler.*")) and len([*folder.glob("r*_state*_?.p*")]) == 3
     held = torch.load(folder / "last.ckpt", weights_only=False)

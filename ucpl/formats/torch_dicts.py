@@ -130,7 +130,7 @@ class Named:
     def find_all(self, names: Sequence[str]) -> list[str | None]:
         """The tensors of all names of an optimizer.
 
-        The names may lack a first step of the tensors' names. An optimizer can be made from a part of a module, and its state dict be saved with that of the module.
+        They may lack a first step: an optimizer can be made from a part of the saved module.
         """
         found = [self.find(name) for name in names]
         if names and None in found:
