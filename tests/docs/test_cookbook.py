@@ -63,6 +63,25 @@ def test_the_table_of_the_cookbook_names_every_checkpoint() -> None:
     assert set(re.findall(r"`([\w./-]+)`", text.partition("|---|---|")[2])) - {"save_state"} == set(PLACES)
 
 
+def test_the_commands_of_the_table_of_the_readme_are_those_of_the_cookbook() -> None:
+    rows = (
+        (ROOT / "README.md")
+        .read_text(encoding="utf-8")
+        .partition("| I type |\n|---|---|---|\n")[2]
+        .partition("\n\n")[0]
+    )
+    shown = re.findall(r"`((?:srun )?ucpl [^`]+)` \|$", rows, re.MULTILINE)
+    run = {
+        command
+        for block in blocks(ROOT / "docs" / "COOKBOOK.md")
+        if block.info == ("console",)
+        for command, _ in commands(block)
+    }
+    prose = set(re.findall(r"`(srun [^`]+)`", (ROOT / "docs" / "COOKBOOK.md").read_text(encoding="utf-8")))
+    assert len(shown) == rows.count("\n") + 1 == 15
+    assert [command for command in shown if command not in run | prose] == []
+
+
 @pytest.mark.parametrize("page", ["COOKBOOK", "FAQ"])
 def test_a_page_of_recipes_is_short(page: str) -> None:
     assert (ROOT / "docs" / f"{page}.md").stat().st_size < 12_000
