@@ -1,0 +1,36 @@
+"""A callback of transformers' Trainer that verifies each save.
+
+trainer.add_callback(UcplCallback())
+trainer.train(resume_from_checkpoint=ucpl.resume(args.output_dir))
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
+from transformers import TrainerCallback
+
+from ucpl.integrations import SECONDS, fault_in, report
+
+__all__ = ["UcplCallback"]
+
+
+class UcplCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
+    """Verify each checkpoint after it is saved.
+
+    The first rank reads it while the others wait. seconds: for reading. stop: a damaged save ends the job on all ranks;
+    otherwise each rank warns. Raises: RuntimeError.
+    """
+
+    def __init__(self, seconds: float = SECONDS, *, stop: bool = True) -> None:
+        self.seconds, self.stop = seconds, stop
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        path = Path(args.output_dir, f"checkpoint-{state.global_step}")
+        ranks = PartialState()
+        ranks.wait_for_everyone()  # the files of all ranks are there
+        found = [fault_in(path, self.seconds) if ranks.is_main_process and path.exists() else ""]
+        report(broadcast_object_list(found)[0], stop=self.stop)
