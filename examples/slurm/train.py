@@ -1,4 +1,6 @@
-"""A small FSDP2 training under Slurm: it saves after each step, and resumes from the path of `ucpl resume`.
+"""A small FSDP2 training under Slurm.
+
+It saves after each step, and resumes from the path of `ucpl resume`.
 
 sbatch examples/slurm/train.sbatch
 """

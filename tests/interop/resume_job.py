@@ -36,12 +36,12 @@ def killed(*_: Any, **__: Any) -> None:
 
 
 def spoil_of(path: str | None) -> dict[str, Any]:
-    """Other numbers in a loop that loads: a load which does nothing cannot pass."""
+    """Other numbers in a loop that must load them."""
     return {"seed": 99, "spoil": 0.25} if path else {"seed": 7, "spoil": 0.0}
 
 
 def dcp(folder: Path, path: str | None, dies: bool) -> list[float]:
-    """FSDP2 and torch.distributed.checkpoint; the rank dies in the middle of the second save."""
+    """FSDP2 with DCP, killed in the middle of the second save."""
     run = dcp_job.Run({"model": "cut"}, **spoil_of(path))
     first = 0
     if path:

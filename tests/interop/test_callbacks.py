@@ -1,4 +1,4 @@
-"""Callbacks that verify each save, in the real Trainers of transformers and Lightning."""
+"""Callbacks verify each save in the Trainers of transformers and Lightning."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ def flip(path: Path) -> None:
 
 
 def of_transformers(folder: Path, damaged: int = 0, **how: Any) -> list[float]:
-    """Train in the Trainer, with the lines of the cookbook. damaged: the step that a disk spoils."""
+    """Train with the lines of the cookbook.
+
+    damaged: the step that a disk spoils.
+    """
     import transformers
 
     from tests.interop.strategies_job import Data, model

@@ -6,14 +6,29 @@ trainer.fit(model, ckpt_path=ucpl.resume("checkpoints"))
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 from lightning.pytorch import Callback
 
 from ucpl.integrations import SECONDS, fault_in, report
 
 __all__ = ["UcplCallback"]
+
+
+class Strategy(Protocol):
+    """Lightning's Strategy."""
+
+    def broadcast(self, text: str) -> str: ...
+
+
+class Trainer(Protocol):
+    """Lightning's Trainer."""
+
+    save_checkpoint: Callable[..., None]
+    is_global_zero: bool
+    strategy: Strategy
 
 
 class UcplCallback(Callback):  # type: ignore[misc,unused-ignore]
@@ -26,13 +41,13 @@ class UcplCallback(Callback):  # type: ignore[misc,unused-ignore]
     def __init__(self, seconds: float = SECONDS, *, stop: bool = True) -> None:
         self.seconds, self.stop = seconds, stop
 
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Let the trainer's own function verify the file it saved: no hook of Lightning comes after a save."""
+    def setup(self, trainer: Trainer, pl_module: object, stage: str) -> None:
+        """Wrap the trainer's function: no hook comes after a save."""
         save = trainer.save_checkpoint
         if getattr(save, "verifies", False):
             return
 
-        def saved(filepath: Any, *given: Any, **more: Any) -> None:
+        def saved(filepath: str | Path, *given: object, **more: object) -> None:
             save(filepath, *given, **more)  # all ranks wait at its end
             fault = fault_in(Path(filepath), self.seconds) if trainer.is_global_zero else ""
             report(trainer.strategy.broadcast(fault), stop=self.stop)

@@ -7,7 +7,7 @@ trainer.train(resume_from_checkpoint=ucpl.resume(args.output_dir))
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
@@ -16,6 +16,18 @@ from transformers import TrainerCallback
 from ucpl.integrations import SECONDS, fault_in, report
 
 __all__ = ["UcplCallback"]
+
+
+class Arguments(Protocol):
+    """transformers' TrainingArguments."""
+
+    output_dir: str
+
+
+class State(Protocol):
+    """transformers' TrainerState."""
+
+    global_step: int
 
 
 class UcplCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
@@ -28,7 +40,7 @@ class UcplCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
     def __init__(self, seconds: float = SECONDS, *, stop: bool = True) -> None:
         self.seconds, self.stop = seconds, stop
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_save(self, args: Arguments, state: State, control: object, **kwargs: object) -> None:
         path = Path(args.output_dir, f"checkpoint-{state.global_step}")
         ranks = PartialState()
         ranks.wait_for_everyone()  # the files of all ranks are there
