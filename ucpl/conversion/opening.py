@@ -101,7 +101,7 @@ def _opened(here: Path, layout: Called | None, given: Given) -> Checkpoint:
             raise error from None
     if not format_named(placement.layout.framework).is_of_a_spec:
         return _read_grouped(here, order, placement)
-    files = (home.file for part in placement.parts for home in part.homes)
+    files = (file for part in placement.parts for block in part.homes.blocks for file in block.files)
     return open_files(here, [*files, *_files_beside(placement, here)], below(_values_of(placement)))
 
 
@@ -288,7 +288,7 @@ def open_alike(path: str | Path, placement: Placement) -> Checkpoint:
     from ucpl.formats.opening import open_checkpoint as read
 
     here = _demand_stored(path)
-    names = dict.fromkeys(home.file for part in placement.parts for home in part.homes)
+    names = dict.fromkeys(file for part in placement.parts for block in part.homes.blocks for file in block.files)
     if not format_named(placement.layout.framework).is_of_a_spec or not here.exists():
         return read_named(here, placement.layout.framework, names) or read(here)
     root = here if here.is_dir() else here.parent

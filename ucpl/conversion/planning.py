@@ -350,10 +350,7 @@ def closed_call(file: nodes.File, call: nodes.Call, given: Given) -> nodes.Call:
 
 def dtype_of(checkpoint: Checkpoint | None) -> Callable[[str, Key], str | None] | None:
     """The dtype of a stored tensor, as a checkpoint's headers say."""
-    if checkpoint is None:
-        return None
-    known = {(f, tuple(map(str, k))): e.dtype for (f, k), e in checkpoint.extents.items()}
-    return lambda file, key: known.get((file, tuple(map(str, key))))
+    return None if checkpoint is None else checkpoint.dtype_of
 
 
 def closed_text(target: Side) -> str:

@@ -33,7 +33,17 @@ class Shelf:
 
     @property
     def each(self) -> Iterator[StoredTensor]:
-        return map(self.tensor, range(len(self)))
+        block, number = self.block, 0
+        for coordinate in range(len(block.rank)):
+            shape, rank = tuple(block.shape[coordinate].tolist()), int(block.rank[coordinate])
+            padding, kind = int(block.padding[coordinate]), block.padding_kind(coordinate)
+            for choice, (file, key) in enumerate(block.places(coordinate)):
+                label = self.label if block.named is None else block.named[choice]
+                shared = -1 if self.shares is None else int(self.shares[number])
+                dtype = self.dtypes[number if len(self.dtypes) > 1 else 0]
+                shares = None if shared < 0 else shared
+                yield StoredTensor(file, key, dtype, shape, self.state, label, rank, shares, padding, kind)
+                number += 1
 
     def tensor(self, number: int) -> StoredTensor:
         coordinate, choice = divmod(number, self.block.choices)

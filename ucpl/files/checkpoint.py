@@ -6,6 +6,7 @@ containers (torch_files, safetensors_files).
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -76,6 +77,21 @@ class Checkpoint:
     own: Own | None = None  # facts of the format; only its own code looks into them
     container: Container | None = None  # the folder around it, where a training framework keeps files of its own there
     opened: dict[str, Identity] = field(factory=dict)  # path -> the file as it was when its header was read
+
+    @cached_property
+    def by_texts(self) -> dict[tuple[str, tuple[str, ...]], Extent]:
+        """The extents by file and by the texts of their keys.
+
+        A step is a dict key or a list index: layouts know the text of both.
+        """
+        if all(type(step) is str for _, key in self.extents for step in key):
+            return self.extents  # type: ignore[return-value]
+        return {(file, tuple(map(str, key))): extent for (file, key), extent in self.extents.items()}
+
+    def dtype_of(self, file: str, key: Key) -> str | None:
+        """The dtype of a stored tensor, by its header."""
+        extent = self.by_texts.get((file, tuple(map(str, key))))
+        return None if extent is None else extent.dtype
 
 
 @frozen(eq=False)

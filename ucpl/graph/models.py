@@ -52,6 +52,12 @@ def _check_tensors(source: Placement, target: Placement, drop: set[str]) -> None
     filled = {path for line in target.layout.fillings if line.states is None for path in line.names}
     for path, tensor in target.layout.tensors.items():
         other = ours.get(path)
+        if other is not None and (other.counts, other.dims, other.indices) == (
+            tensor.counts,
+            tensor.dims,
+            tensor.indices,
+        ):
+            continue
         there = at(tensor.span, "target") if tensor.span.line else Label(target.layout.call, where=path)
         if other is None:
             if path in drop or path in filled:

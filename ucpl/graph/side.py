@@ -227,7 +227,8 @@ class GraphSide:
         said = self.said(part)
         if dtype_of is not None:
             each = said if len(said) > 1 else said * len(part.homes)
-            said = tuple(_seen(dtype_of(h.file, h.key), d) for h, d in zip(part.homes, each, strict=True))
+            places = (place for _, some in part.homes.places() for place in some)
+            said = tuple(_seen(dtype_of(*place), d) for place, d in zip(places, each, strict=True))
         return said[:1] if len(set(said)) == 1 else said
 
     def said(self, part: Part) -> tuple[str, ...]:

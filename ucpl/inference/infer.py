@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NoReturn
 
 from ucpl.errors import Label, fail
-from ucpl.extents import Key, key_text
+from ucpl.extents import key_text
 from ucpl.extents.account import entries_of
 from ucpl.extents.experts import Experts
 from ucpl.files.checkpoint import Checkpoint
@@ -138,13 +138,14 @@ def inherited_settings(checkpoint: Checkpoint) -> dict[str, tuple[Value, str]]:
 
 def model_of(checkpoint: Checkpoint, dtypes: StateDtypes) -> nodes.Model:
     """The model statement: tensors in order, aliases, groups of the optimizer, states."""
-    items: list[nodes.ModelItem] = [
-        *_bindings({t.name: t.shape for t in checkpoint.state.tensors}, checkpoint.state.parallel.experts)
-    ]
+    experts = checkpoint.state.parallel.experts
+    items: list[nodes.ModelItem] = [*_bindings({t.name: t.shape for t in checkpoint.state.tensors}, experts)]
+    shapes = {t.shape for t in checkpoint.state.tensors}
+    plain = {shape: tuple(nodes.Dimension(None, n) for n in shape) for shape in shapes}
     scales = scalings_of(checkpoint)
     for t in checkpoint.state.tensors:
         kind = t.kind if t.kind in ("buffer", "frozen") else "parameter"
-        dims = _named_dims(t.name, t.shape, checkpoint.state.parallel.experts)
+        dims = _named_dims(t.name, t.shape, experts) or plain[t.shape]
         scaling = scales.get(t.name)
         items.append(nodes.Tensor(t.name, dims, t.dtype or None, "frozen" if scaling else kind, None, scaling))  # type: ignore[arg-type]
     items += [nodes.Alias(alias, owner) for alias, owner in checkpoint.state.aliases.items()]
@@ -194,28 +195,20 @@ def stated_of(checkpoint: Checkpoint) -> Stated:
     return stated
 
 
-def canonical(key: Key) -> tuple[str, ...]:
-    """A key as texts.
-
-    A step is a dict key or a list index.
-    """
-    return tuple(map(str, key))
-
-
 def state_dtypes(checkpoint: Checkpoint, placement: Placement) -> StateDtypes:
     """The dtype of each state of each tensor, from the files.
 
     Raises: UcplError E330 if one tensor's state has two.
     """
-    stated = {(f, canonical(k)): e.dtype for (f, k), e in checkpoint.extents.items()}
+    stated = checkpoint.by_texts
     out: StateDtypes = {}
     for part in placement.parts:
         if part.state == "weight":
             continue
         one: dict[int, str] = {}
         for number, home in enumerate(part.homes):
-            if (dtype := stated.get((home.file, canonical(home.key)))) is not None:
-                one[number] = dtype
+            if (extent := stated.get((home.file, tuple(map(str, home.key))))) is not None:
+                one[number] = extent.dtype
         for tensor, number in _holders(part, one):
             home, dtype = part.homes[number], one[number]
             by_tensor, name = out.setdefault(part.state, {}), placement.tensors[tensor]
@@ -241,9 +234,9 @@ def _holders(part: Part, dtypes: dict[int, str]) -> Iterable[tuple[int, int]]:
 
 
 def _named_dims(name: str, shape: tuple[int, ...], experts: Experts | None) -> tuple[nodes.Dimension, ...]:
-    """The dims of a tensor; those of AutoEP's experts have names."""
+    """The dims of AutoEP's experts, which have names; none for other tensors."""
     if experts is None or name not in experts.of or not experts.of[name].is_fused:
-        return tuple(nodes.Dimension(None, n) for n in shape)
+        return ()
     return tuple(nodes.Dimension(one) for one in _dim_names(shape))
 
 

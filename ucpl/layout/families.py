@@ -50,16 +50,20 @@ def families_of(
                 *map(id, said),
             )
             found.setdefault((_NUMBER.sub("*", path), kin), []).append(path)
-    by_size: dict[object, list[str]] = {}
+    by_size: dict[object, tuple[list[str], str | None]] = {}  # in the model's order, with the form of them all
     for key, paths in found.items():
-        by_size.setdefault(key[1] if len(paths) == 1 else key, []).extend(paths)
-    order = {path: n for n, path in enumerate(tensors)}
-    out: dict[str, Family] = {}
-    for paths in by_size.values():
         if len(paths) > 1:
-            paths.sort(key=order.__getitem__)
-            family = _family(paths, tensors[paths[0]], tensors.keys() | out.keys())
-            out[family.tensor.path] = family
+            by_size[key] = paths, key[0]
+        else:
+            by_size.setdefault(key[1], ([], None))[0].extend(paths)
+    out: dict[str, Family] = {}
+    for paths, form in by_size.values():
+        if len(paths) > 1:
+            path = name = form or f"{paths[0]} and {len(paths) - 1} more"
+            number = 2
+            while path in tensors or path in out:
+                path, number = f"{name} ({number})", number + 1
+            out[path] = _family(path, paths, tensors[paths[0]])
     return out
 
 
@@ -70,12 +74,7 @@ def _is_plain(tensor: LogicalTensor) -> bool:
     return is_raw and is_own and not is_bits and not tensor.is_void and 0 not in tensor.counts
 
 
-def _family(paths: list[str], first: LogicalTensor, taken: Iterable[str]) -> Family:
-    forms = {_NUMBER.sub("*", path) for path in paths}
-    name = forms.pop() if len(forms) == 1 else f"{paths[0]} and {len(paths) - 1} more"
-    known, path, number = {*taken}, name, 2
-    while path in known:
-        path, number = f"{name} ({number})", number + 1
+def _family(path: str, paths: list[str], first: LogicalTensor) -> Family:
     tensor = LogicalTensor(
         path,
         (f"{path}{MEMBER}", *(f"{path}#{n}" for n in range(len(first.dims)))),

@@ -42,10 +42,12 @@ class Home:
 
 
 def home_of(block: Block, coordinate: int, choice: int) -> Home:
-    file, key = block.place(coordinate, choice)
-    return Home(
-        file,
-        key,
+    return Home(*block.place(coordinate, choice), *_sizes(block, coordinate))
+
+
+def _sizes(block: Block, coordinate: int) -> tuple[tuple[int, ...], int, int, bool, bool, tuple[int, ...]]:
+    """Fields of every tensor at a coordinate."""
+    return (
         tuple(block.shape[coordinate].tolist()),
         int(block.rank[coordinate]),
         int(block.padding[coordinate]),
@@ -77,7 +79,22 @@ class Homes:
 
     @cached_property
     def each(self) -> tuple[Home, ...]:
-        return tuple(home_of(b, c, j) for b in self.blocks for c in range(len(b.rank)) for j in range(b.choices))
+        return tuple(
+            Home(*place, *sizes)
+            for b in self.blocks
+            for c in range(len(b.rank) if b.choices else 0)
+            for sizes in (_sizes(b, c),)
+            for place in b.places(c)
+        )
+
+    def places(self) -> Iterator[tuple[tuple[int, ...], list[tuple[str, tuple[str, ...]]]]]:
+        """Shape and places of tensors, by block and coordinate.
+
+        A place is the file and the texts of the key. No single tensors are made.
+        """
+        for block in self.blocks:
+            for coordinate, shape in enumerate(block.shape.tolist()):
+                yield tuple(shape), block.texts(coordinate)
 
     def find(self, home: int) -> tuple[Block, int, int]:
         """Block, coordinate and choice of a tensor."""

@@ -93,6 +93,23 @@ class Block:
             steps.append(int(text) if counted and is_whole(text) else text)
         return name_text(self.file, coordinate, choice), tuple(steps)
 
+    def texts(self, coordinate: int) -> list[tuple[str, tuple[str, ...]]]:
+        """File and texts of the key of each choice at a coordinate."""
+        choices = range(self.choices)
+        file = name_texts(self.file, repeat(coordinate, self.choices), choices)
+        keys = [name_texts(name, repeat(coordinate, self.choices), choices) for name in self.key]
+        return list(zip(file, zip(*keys, strict=True) if keys else repeat(()), strict=bool(keys)))
+
+    def places(self, coordinate: int) -> list[tuple[str, tuple[str | int, ...]]]:
+        """`place` of each choice at a coordinate."""
+        found = self.texts(coordinate)
+        if not any(self.counted):
+            return found  # type: ignore[return-value]
+        return [
+            (file, tuple([int(s) if c and is_whole(s) else s for s, c in zip(key, self.counted, strict=True)]))
+            for file, key in found
+        ]
+
     @property
     def files(self) -> Iterable[str]:
         """The names of its files, some of them twice."""

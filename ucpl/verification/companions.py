@@ -12,7 +12,6 @@ from attrs import evolve, field
 from ucpl.extents import Seen, together
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.graph import build
-from ucpl.graph.side import DtypeOf
 from ucpl.layout import Derivation
 from ucpl.placement import Placement
 from ucpl.planning import order
@@ -95,7 +94,7 @@ def agreement(
         if not pairs:
             continue
         target = counted(only(there, pairs))
-        graph = build(only(source, origin, {path for path, _ in pairs}), target, dtype_of=_dtype_of(shards))
+        graph = build(only(source, origin, {path for path, _ in pairs}), target, dtype_of=shards.dtype_of)
         compared = compare_target(order(graph, name="beside"), shards, model, memory=memory, workers=workers)
         elements += compared.elements
         seen = together((seen, *compared.seen.values()))
@@ -108,8 +107,3 @@ def _told(compared: Iterable[Unequal], target: Placement) -> Iterator[str]:
     for u in compared:
         _, element = element_at(target, u.target, u.position(homes[u.target].shape))
         yield f"{element} is {u.wanted} in the shards, {u.value} in {u.file}"
-
-
-def _dtype_of(checkpoint: Checkpoint) -> DtypeOf:
-    known = {(f, tuple(map(str, k))): e.dtype for (f, k), e in checkpoint.extents.items()}
-    return lambda file, key: known.get((file, tuple(map(str, key))))

@@ -14,7 +14,6 @@ from attrs import evolve, field
 
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.graph import build
-from ucpl.graph.side import DtypeOf
 from ucpl.layout import LogicalTensor
 from ucpl.placement import Placement
 from ucpl.planning import order
@@ -120,8 +119,7 @@ def likeness(
         source = only(left, (reach & pairs_of(left)) | origins, {p for p, _ in reach})
         whole = evolve(right, layout=evolve(right.layout, fillings=()))  # elements that one side lacks are not filled
         target = counted(only(whole, reach))
-        known = {(f, tuple(map(str, k))): e.dtype for (f, k), e in x.extents.items()}
-        plan = order(build(source, target, dtype_of=_dtype_of(known)), name="compare")
+        plan = order(build(source, target, dtype_of=x.dtype_of), name="compare")
         derived += plan.derived
         compared = compare_target(plan, x, y, memory=memory, workers=workers)
         elements += compared.elements
@@ -151,10 +149,6 @@ def _alone(ours: set[Pair], theirs: set[Pair]) -> str:
     """The side without optimizer states, if the other one has some."""
     a, b = (any(state != "weight" for _, state in some) for some in (ours, theirs))
     return "" if a == b else "A" if b else "B"
-
-
-def _dtype_of(known: dict[tuple[str, tuple[str, ...]], str]) -> DtypeOf:
-    return lambda file, key: known.get((file, tuple(map(str, key))))
 
 
 def _models(here: Placement, there: Placement) -> list[Difference]:
@@ -216,10 +210,11 @@ def types_of(checkpoint: Checkpoint, placement: Placement) -> dict[Pair, dict[st
 
     "" is for pieces in no file.
     """
-    known = {(f, tuple(map(str, k))): e.dtype for (f, k), e in checkpoint.extents.items()}
+    known = checkpoint.by_texts
     out: dict[Pair, dict[str, None]] = {}
     for part in placement.parts:
-        dtypes = [known.get((h.file, tuple(map(str, h.key))), "") for h in part.homes]
+        found = (known.get(place) for _, places in part.homes.places() for place in places)
+        dtypes = ["" if extent is None else extent.dtype for extent in found]
         seen = sorted({(t, h) for t, h in zip(part.pieces.tensor.tolist(), part.pieces.home.tolist(), strict=True)})
         for tensor, home in seen:
             out.setdefault((placement.tensors[tensor], part.state), {})[dtypes[home]] = None

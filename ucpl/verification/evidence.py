@@ -214,9 +214,8 @@ def transformers_class(
         if forward is None:
             return says("absent", "transformers is not installed")
     target = locate(resolve(library, call, config=config))
-    known = {(f, tuple(map(str, k))): e.dtype for (f, k), e in checkpoint.extents.items()}
     try:
-        plan = order(build(side.placement, target, dtype_of=lambda f, k: known.get((f, tuple(map(str, k))))))
+        plan = order(build(side.placement, target, dtype_of=checkpoint.dtype_of))
     except UcplError as error:
         return says("contradicts", f"the folder's tensors cannot be made of it: {error.diagnostics[0].message}")
     with tempfile.TemporaryDirectory(prefix="ucpl-witness-") as place:

@@ -86,5 +86,4 @@ def _both(placement: Placement) -> set[str]:
 
 def dtype_of(checkpoint: Checkpoint) -> DtypeOf:
     """The dtype that a checkpoint has at a place."""
-    known = {(f, tuple(map(str, k))): e.dtype for (f, k), e in checkpoint.extents.items()}
-    return lambda file, key: known.get((file, tuple(map(str, key))))
+    return checkpoint.dtype_of

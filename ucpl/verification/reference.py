@@ -341,7 +341,7 @@ class _Holding:
 
 
 def _places(checkpoint: Checkpoint) -> dict[Place, Extent]:
-    return {(file, tuple(map(str, key))): extent for (file, key), extent in checkpoint.extents.items()}
+    return checkpoint.by_texts
 
 
 def _line(part: Part) -> tuple[Label, ...]:

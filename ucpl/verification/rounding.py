@@ -206,11 +206,8 @@ def _plan(x: Side, y: Side, paths: tuple[set[str], set[str]], *, once: bool = Fa
     source = only(x[1], {(p, _MASTER) for p in masters} | {(p, "weight") for p in alone}, every)
     derived = dict.fromkeys((*source.layout.derived, Derivation("weight", _MASTER)))
     source = evolve(source, layout=evolve(source.layout, derived=tuple(derived)))
-    known = {(f, tuple(map(str, k))): e.dtype for (f, k), e in x[0].extents.items()}
     target = _target(y[1], every)
-    graph = build(
-        source, _once(target) if once else target, dtype_of=lambda file, key: known.get((file, tuple(map(str, key))))
-    )
+    graph = build(source, _once(target) if once else target, dtype_of=x[0].dtype_of)
     return order(graph, name="compare")
 
 

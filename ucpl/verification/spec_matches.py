@@ -12,7 +12,7 @@ from pathlib import Path
 from attrs import evolve
 
 from ucpl.errors import Diagnostic, Label, UcplError
-from ucpl.extents import PAIRED, Flat, in_file, key_text
+from ucpl.extents import PAIRED, Extent, Flat, in_file
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.header_watch import walked
 from ucpl.layout import FileRule
@@ -34,41 +34,16 @@ def findings(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
     E398: files of more ranks.
     """
     out: list[Diagnostic] = []
-    stored = {(f, tuple(map(str, k))): e for (f, k), e in checkpoint.extents.items()}
+    stored = checkpoint.by_texts
     seen: set[tuple[str, tuple[str, ...]]] = set()
     spec = placement.layout.call
     for part in placement.parts:
-        for home in part.homes:
-            place = (home.file, tuple(map(str, home.key)))
-            seen.add(place)
-            extent = stored.get(place)
-            if extent is None:
-                here = at(part.span, "stored by this line") if part.span.line else Label(spec, where=part.label)
-                out.append(
-                    Diagnostic(
-                        "E321",
-                        f"{part.state} of `{part.label}` should be at {key_text(home.key)},"
-                        " and the checkpoint has nothing there",
-                        (
-                            Label(str(checkpoint.root / home.file), "no tensor in this file", where=key_text(home.key)),
-                            here,
-                        ),
-                        remedy="correct the entry's name, or take the entry out",
-                    )
-                )
-            elif extent.shape != (shape := _stated(part, home.shape, extent.dtype)):
-                here = at(part.span, "stored by this line") if part.span.line else Label(spec, where=part.label)
-                out.append(
-                    Diagnostic(
-                        "E322",
-                        f"{key_text(home.key)} is {list(extent.shape)} in the checkpoint and {list(shape)} in the layout",
-                        (
-                            Label(str(checkpoint.root / home.file), f"{list(extent.shape)}", where=key_text(home.key)),
-                            here,
-                        ),
-                        remedy="correct the sizes or the cut in the layout",
-                    )
-                )
+        for shape, places in part.homes.places():
+            seen.update(places)
+            for place in places:
+                extent = stored.get(place)
+                if extent is None or extent.shape != _stated(part, shape, extent.dtype):
+                    out.append(_misplaced(part, place, shape, extent, checkpoint, spec))
     for (file, key), extent in stored.items():
         if (file, key) not in seen and extent.numel:
             out.append(
@@ -84,6 +59,33 @@ def findings(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
             )
     found = missing(placement, checkpoint) + out
     return found + _left_over(placement, checkpoint) + orders(placement, checkpoint)
+
+
+def _misplaced(
+    part: Part,
+    place: tuple[str, tuple[str, ...]],
+    shape: tuple[int, ...],
+    extent: Extent | None,
+    checkpoint: Checkpoint,
+    spec: str,
+) -> Diagnostic:
+    """E321 of an absent stored tensor, E322 of another shape."""
+    here = at(part.span, "stored by this line") if part.span.line else Label(spec, where=part.label)
+    file, key = str(checkpoint.root / place[0]), "/".join(place[1])
+    if extent is None:
+        return Diagnostic(
+            "E321",
+            f"{part.state} of `{part.label}` should be at {key}, and the checkpoint has nothing there",
+            (Label(file, "no tensor in this file", where=key), here),
+            remedy="correct the entry's name, or take the entry out",
+        )
+    stated = list(_stated(part, shape, extent.dtype))
+    return Diagnostic(
+        "E322",
+        f"{key} is {list(extent.shape)} in the checkpoint and {stated} in the layout",
+        (Label(file, f"{list(extent.shape)}", where=key), here),
+        remedy="correct the sizes or the cut in the layout",
+    )
 
 
 def _stated(part: Part, shape: tuple[int, ...], dtype: str) -> tuple[int, ...]:
@@ -163,7 +165,7 @@ def _left_over(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]
     named = {rule.name: form for rule in layout.files.values() if (form := _form(rule, degrees)) is not None}
     if not named:
         return []
-    stored = {home.file for part in placement.parts for home in part.homes}
+    stored = {file for part in placement.parts for block in part.homes.blocks for file in block.files}
     stored |= {place.file for blob in placement.blobs for place in blob.places}
     expected = {name: form.files(stored) for name, form in named.items()}
     known = stored.union(*expected.values())

@@ -34,9 +34,6 @@ def measure_target(
 
 
 def _typed(plan: Plan, target: Checkpoint) -> Plan:
-    known = {(file, tuple(map(str, key))): e.dtype for (file, key), e in target.extents.items()}
     return plan.of(
-        targets=tuple(
-            t if t.dtype else evolve(t, dtype=known.get((t.file, tuple(map(str, t.key))), "")) for t in plan.targets
-        )
+        targets=tuple(t if t.dtype else evolve(t, dtype=target.dtype_of(t.file, t.key) or "") for t in plan.targets)
     )
