@@ -11,6 +11,7 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
 from typing import NoReturn, Protocol
@@ -98,6 +99,7 @@ def lay_out(skeleton: Skeleton, targets: Sequence[StoredTensor]) -> TargetPlan:
     for i, entry in enumerate(skeleton.files):
         path = _inside(f"{skeleton.folder}/{entry.path}" if skeleton.folder and not entry.beside else entry.path)
         plan = _file_plan(entry)
+        storages = plan.storages
         files.append(TargetFile(path, plan))
         filled: dict[str, int] = {}
         order = sorted(entry.storage_of, key=lambda t: (targets[t].shares is not None, t))
@@ -105,7 +107,7 @@ def lay_out(skeleton: Skeleton, targets: Sequence[StoredTensor]) -> TargetPlan:
             storage = entry.storage_of[t]
             homes.add(t)
             size = places[t].numel * places[t].itemsize
-            start, room = plan.storages.get(storage, (0, 0 if size == 0 else -1))
+            start, room = storages.get(storage, (0, 0 if size == 0 else -1))
             if room != size:
                 fail(
                     "E604",
@@ -127,7 +129,7 @@ def lay_out(skeleton: Skeleton, targets: Sequence[StoredTensor]) -> TargetPlan:
                 source = Place(one.file, one.key, "", one.dtype, one.shape, one)
                 carried.append((source, CarriedBox.of(len(carried), t, begin, one.shape, extent.shape)))
             size = target.numel * target.itemsize
-            start, room = plan.storages.get(item.storage, (0, 0 if size == 0 else -1))
+            start, room = storages.get(item.storage, (0, 0 if size == 0 else -1))
             if room != size or item.storage in filled:
                 fail(
                     "E604",
@@ -136,7 +138,7 @@ def lay_out(skeleton: Skeleton, targets: Sequence[StoredTensor]) -> TargetPlan:
                 )
             filled[item.storage] = t
             units.append(Unit(t, i, start, size, item.storage))
-        for storage, (_, size) in plan.storages.items():
+        for storage, (_, size) in storages.items():
             if size and storage not in filled:
                 fail(
                     "E604",
@@ -179,7 +181,7 @@ class _Whole:
     size: int
     fixed: tuple[tuple[int, bytes], ...] = ()
 
-    @property
+    @cached_property
     def storages(self) -> dict[str, tuple[int, int]]:
         return {"0": (0, self.size)} if self.size else {}
 
@@ -202,7 +204,7 @@ class _Headed:
     def fixed(self) -> tuple[tuple[int, bytes], ...]:
         return ((0, self.head),)
 
-    @property
+    @cached_property
     def storages(self) -> dict[str, tuple[int, int]]:
         return {"0": (len(self.head), self.room)} if self.room else {}
 
@@ -255,7 +257,7 @@ class _Archives:
             out += [(start + at, data) for at, data in sorted(mine)]
         return tuple(out)
 
-    @property
+    @cached_property
     def storages(self) -> dict[str, tuple[int, int]]:
         return {
             f"{n}:{name}": (start + at, size)
@@ -291,7 +293,7 @@ class _ByStorage:
     def fixed(self) -> tuple[tuple[int, bytes], ...]:
         return self.plan.fixed
 
-    @property
+    @cached_property
     def storages(self) -> dict[str, tuple[int, int]]:
         return {self.storage_of[name]: place for name, place in self.plan.storages.items()}
 
