@@ -16,7 +16,8 @@ from tests.runtime.test_execute import run
 from tests.runtime.world import Stored, Torch, bits_of, copies, write_source
 from ucpl.errors import UcplError
 from ucpl.extents import StorageRef, TensorRef
-from ucpl.files.checkpoint import Carried, Skeleton, SkeletonFile
+from ucpl.files.checkpoint import Archive, Carried, Skeleton, SkeletonFile
+from ucpl.runtime.targets import _file_plan
 
 
 class Lying(Torch):
@@ -84,3 +85,12 @@ def test_a_carried_tensor_that_has_another_s_storage(tmp_path: Any) -> None:
 
     with pytest.raises(UcplError, match=r"E604: carried .* has 80 bytes, storage 0 of to_a\.pt has 80"):
         run(plan, source, tmp_path / "out", framework=Lying(same))
+
+
+def test_storages_of_a_file_are_listed_once() -> None:
+    """For each tensor they would cost its square."""
+    ref = TensorRef(StorageRef("0", "f32", 2), 0, (2,), (1,))
+    archives = _file_plan(SkeletonFile("a", (Archive({"a": ref}), Archive({"b": ref})), "archives"))
+    tensors = _file_plan(SkeletonFile("b", {"a": ref}, "safetensors"))
+    assert set(archives.storages) == {"0:0", "1:0"} and set(tensors.storages) == {"0"}
+    assert archives.storages is archives.storages and tensors.storages is tensors.storages
