@@ -186,7 +186,7 @@ def test_a_call_without_arguments_shows_three_commands() -> None:
 def test_help_shows_an_example_of_that_verb(verb: str) -> None:
     text = good(verb, "--help").out
     assert re.search(rf"^  ucpl {verb}\b", text.partition("example:\n")[2], re.MULTILINE)
-    assert "--debug" in text and ("--json" in text) == (verb != "lsp")  # that one prints the protocol
+    assert "--debug" in text and ("--json" in text) == (verb not in ("lsp", "completion"))  # these print for programs
 
 
 def test_the_version_is_the_project_s() -> None:

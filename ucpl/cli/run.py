@@ -26,7 +26,7 @@ from ucpl.storage.lifetimes import scoped
 from ucpl.storage.resolve_url import resolve_source
 from ucpl.storage.urls import is_url
 
-__all__ = ["run"]
+__all__ = ["parser_of", "run"]
 
 GARBAGE = 300_000  # new objects that may be garbage before it is looked for: more than a start makes
 _ASKED = ("E114",)  # an argument is missing, wherever the finding points
@@ -233,22 +233,27 @@ def _run(before: list[str], rest: list[str], console: Console) -> int:
             Label("<command line>", where=f"ucpl {name}"),
             remedy=f"did you mean `{close}`?" if close else others,
         )
+    options = parser_of(name).parse(arguments)
+    _with_urls(name, options, console)
+    console.quiet = getattr(options, "quiet", False) and not console.json
+    console.verbose = getattr(options, "verbose", False)
+    status: int = load_verb(name).run(options, console)
+    return status
+
+
+def parser_of(name: str) -> Parser:
+    """The parser of a verb."""
     verb = load_verb(name)
-    sub = Parser(
+    made = Parser(
         prog=f"ucpl {name}",
         description=verb.__doc__,
         epilog="example:\n" + "\n".join(f"  {line}" for line in verb.EXAMPLE.strip().splitlines()),
         formatter_class=Formatter,
         allow_abbrev=False,
     )
-    verb.arguments(sub)
-    _common(sub)
-    options = sub.parse(arguments)
-    _with_urls(name, options, console)
-    console.quiet = getattr(options, "quiet", False) and not console.json
-    console.verbose = getattr(options, "verbose", False)
-    status: int = verb.run(options, console)
-    return status
+    verb.arguments(made)
+    _common(made)
+    return made
 
 
 def demand_texts(arguments: Sequence[str]) -> None:

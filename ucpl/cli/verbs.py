@@ -34,6 +34,7 @@ VERBS = {
     "roundtrip": "property-test that layouts of a spec round-trip through changed degrees",
     "lsp": "a language server for editors: diagnostics while one types, sizes, definitions, completion",
     "explain": "a diagnostic code: meaning, example, remedy",
+    "completion": "a script that completes verbs, options and values in bash, zsh or fish",
     "formats": "which forms of checkpoints are read and written, how far, with which releases",
 }
 
