@@ -131,10 +131,10 @@ def read_toml(path: str, text: str) -> Iterator[Finding]:
 
 
 def read_spec(path: str, text: str) -> Iterator[Finding]:
-    """Comments of a spec that ships or is an example."""
+    """Comments of a spec that ships or is an example; indented lines of a comment are commands."""
     if path.startswith(SPECS):
         for number, line in enumerate(text.split("\n"), 1):
-            if "#" in line:
+            if "#" in line and not line.startswith("#   "):
                 yield from _at(number, check_text(line.partition("#")[2].strip()))
 
 

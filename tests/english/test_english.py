@@ -81,7 +81,7 @@ def test_files_are_read_by_their_kind() -> None:
     toml = "# told\nwhy = 'amiss here'\nbefore = '''\ntold\n'''\nexample = 'told'\nmeaning = \"ok\"\n"
     assert [(f.line, f.found) for f in read_toml("x.toml", toml)] == [(1, "told"), (2, "amiss")]
     assert [f.line for f in read_page("CHANGELOG.md", "# x told\n- one\n  told\n- two")] == [3]
-    assert [f.line for f in read_spec("specs/x.ucpl", "w : r\nw : c # told\n")] == [2]
+    assert [f.line for f in read_spec("specs/x.ucpl", "#   ucpl convert whole there\nw : c # told\n")] == [2]
 
 
 def test_a_count_only_falls_and_a_new_file_is_clean() -> None:

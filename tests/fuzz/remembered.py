@@ -103,7 +103,7 @@ class Remembered:
         if known is not None and (known[0] is stored or known[0] == stored):
             return dict(known[1])
         made = CHUNKS_OF(chunks, name, stored)
-        if not self.is_pickled and not chunks.amiss:
+        if not self.is_pickled and not chunks.issues:
             self.chunks[chunks.root, name] = (stored, dict(made))
         return made
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from tests.registry.trees import trees
 from ucpl import installed, registry
 from ucpl.errors import UcplError
 from ucpl.installed import entry_points as installed_points
@@ -97,6 +100,14 @@ def test_a_target_takes_over_what_its_record_says(source: str, target: str, left
     assert format_named(source).not_inherited(format_named(target)) == {"file", "weights", "full", *left}
 
 
+def test_the_page_for_authors_names_each_attribute_of_the_record() -> None:
+    page = (UCPL.parent / "docs" / "ADD_A_FORMAT.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(\w+)(?:\(\))?`", page))
+    assert {name for name in vars(Format) if not name.startswith("_")} <= named
+    assert len(page.splitlines()) <= 150
+
+
+@cache
 def homes() -> dict[str, str]:
     """The folder of each format, by its name."""
     return {name: type(one).__module__.removeprefix("ucpl.").replace(".", "/") + "/" for name, one in formats().items()}
@@ -107,12 +118,14 @@ def names_in(path: str, tree: ast.AST) -> set[tuple[str, str]]:
 
     A record may name another format. `torch` is also the name of a package, and `__all__` lists functions.
     """
+    if path in {f"{home}__init__.py" for home in homes().values()}:
+        return set()
     known = {name for name, home in homes().items() if not path.startswith(home)} - {"torch"}
     listed = {id(one) for node in ast.walk(tree) if isinstance(node, ast.Assign) and "__all__" in ast.unparse(node.targets[0])
               for one in ast.walk(node.value)}  # fmt: skip
     found = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
              and id(node) not in listed}  # fmt: skip
-    return {(path, name) for name in found & known if path not in {f"{home}__init__.py" for home in homes().values()}}
+    return {(path, name) for name in found & known}
 
 
 def compared_in(path: str, tree: ast.AST) -> set[tuple[str, str]]:
@@ -138,18 +151,13 @@ def compared_in(path: str, tree: ast.AST) -> set[tuple[str, str]]:
     return found
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted(UCPL.rglob("*.py")):
-        yield path.relative_to(UCPL).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
-
-
 def test_no_other_code_has_a_formats_name() -> None:
-    assert {found for path, tree in modules() for found in names_in(path, tree)} == OTHERS
+    assert {found for path, tree in trees().items() for found in names_in(path, tree)} == OTHERS
 
 
 def test_no_other_code_compares_the_name_of_a_format() -> None:
     """A flag of the record answers the question."""
-    assert {found for path, tree in modules() for found in compared_in(path, tree)} == set()
+    assert {found for path, tree in trees().items() for found in compared_in(path, tree)} == set()
 
 
 @pytest.mark.parametrize(
@@ -175,14 +183,14 @@ def test_no_other_code_imports_the_code_of_one_format() -> None:
     """
     shared = {"ucpl.formats", *(f"ucpl.formats.{name}" for name in SHARED)}
     found = set()
-    for path in sorted(UCPL.rglob("*.py")):
-        if path.is_relative_to(UCPL / "formats"):
+    for path, tree in trees().items():
+        if path.startswith("formats/"):
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             found |= {
-                (path.relative_to(UCPL).as_posix(), name)
+                (path, name)
                 for name in names
                 if name.startswith("ucpl.formats.") and ".".join(name.split(".")[:3]) not in shared
             }

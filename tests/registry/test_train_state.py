@@ -16,23 +16,17 @@ import pytest
 from attrs import evolve, fields
 
 import ucpl
+from tests.registry.trees import trees
 from ucpl.extents import TrainState, as_filed
 from ucpl.extents.parallel_facts import ParallelFacts
 from ucpl.files.checkpoint import Checkpoint, Own
 from ucpl.formats.opening import framework, open_checkpoint
 from ucpl.registry import formats
 
-ROOT = Path(ucpl.__file__).parent
 RECORDS: tuple[type[Any], ...] = (Checkpoint, TrainState, ParallelFacts)
 FIELDS = [
     pytest.param(record, one.name, id=f"{record.__name__}.{one.name}") for record in RECORDS for one in fields(record)
 ]
-
-
-@cache
-def trees() -> dict[str, ast.Module]:
-    """Modules of the package by their paths in it."""
-    return {p.relative_to(ROOT).as_posix(): ast.parse(p.read_text(encoding="utf-8")) for p in ROOT.rglob("*.py")}
 
 
 @cache

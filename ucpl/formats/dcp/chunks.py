@@ -52,7 +52,7 @@ class Chunks:
 
     root: Path
     described: Mapping[str, str] = field(factory=dict)
-    amiss: list[Diagnostic] = field(factory=list)  # issues that were corrected, for `verify`
+    issues: list[Diagnostic] = field(factory=list)  # issues that were corrected, for `verify`
 
     def metadata(self, name: str) -> Path:
         """The file that describes a tensor."""
@@ -150,7 +150,7 @@ class Chunks:
                 Label(str(self.root / chunk.place.file), f"{list(held.shape)}", where=f"byte {chunk.place.start}"),
             )
         one, part, tensor = fitting[0]
-        self.amiss.append(
+        self.issues.append(
             Diagnostic(
                 "E522",
                 f"{METADATA} places {list(chunk.shape)} of `{name}` at {list(chunk.offset)} in {chunk.place.file},"

@@ -38,8 +38,8 @@ class _Held:
 
     elements: int = 0
     weights: int = 0
-    amiss: str = ""  # the first weight that is not the state, rounded
-    is_told: bool = False  # whether two weights differ: equal ones prove nothing
+    difference: str = ""  # the first weight that is not the state, rounded
+    is_varied: bool = False  # two weights differ: equal ones prove nothing
 
 
 def with_masters(checkpoint: Checkpoint) -> Checkpoint:
@@ -65,17 +65,17 @@ def with_masters(checkpoint: Checkpoint) -> Checkpoint:
         held = _held(checkpoint, holders, entries, places)
         is_all = {t.name for t in narrow} <= {t.name for t in holders} and len(holders) == len(trained)
         proof = f"{held.elements:,} elements of {held.weights:,} weights are it, rounded to nearest even"
-        if not held.amiss and held.is_told and state in _NAMES and is_all:
+        if not held.difference and held.is_varied and state in _NAMES and is_all:
             told = f"fp32 = state `{state}`: a name that masters have, and {proof}"
             made = renamed(checkpoint, state, told)
             return evolve(made, notes=(*made.notes, told))
-        if held.amiss and state in _NAMES:
+        if held.difference and state in _NAMES:
             said.append(
-                f"state `{state}` is f32 and the weights have 16 bits, but it is not their master: {held.amiss}."
+                f"state `{state}` is f32 and the weights have 16 bits, but it is not their master: {held.difference}."
                 f' Masters are made of the weights; if it is the master, say {SETTING} = "{state}" in the call of --from'
             )
-        elif not held.amiss and (held.is_told or state in _NAMES):
-            why = proof if held.is_told else "all weights that were looked at are equal"
+        elif not held.difference and (held.is_varied or state in _NAMES):
+            why = proof if held.is_varied else "all weights that were looked at are equal"
             why += "" if is_all else f", and {len(trained) - len(holders)} parameters have none"
             said.append(
                 f"state `{state}` is f32 and the weights have 16 bits: it may be their master ({why}). Masters are made of the"
@@ -113,15 +113,15 @@ def _held(
             differ = _differing(mine, wide, extent.dtype)
             if len(differ):
                 element = [int(o) + int(i) for o, i in zip(at, sample[differ[0]], strict=True)]
-                return _Held(amiss=f"`{t.name}`{element} is not it, rounded to nearest even")
+                return _Held(difference=f"`{t.name}`{element} is not it, rounded to nearest even")
             looked += len(mine)
             if t.dtype in _NARROW:
                 seen.add(_numbers(mine, t.dtype))
         elements += looked
         weights += bool(looked)
         if not looked:
-            return _Held(amiss=f"no element of `{t.name}` can be held against it")
-    return _Held(elements, weights, is_told=seen.varies)
+            return _Held(difference=f"no element of `{t.name}` can be held against it")
+    return _Held(elements, weights, is_varied=seen.varies)
 
 
 def _sample(shape: tuple[int, ...]) -> I64:
