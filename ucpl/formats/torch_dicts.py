@@ -7,7 +7,7 @@ only between several models.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import prod
 
 from attrs import field
@@ -18,7 +18,17 @@ from ucpl.files.values import Value
 from ucpl.files.wrappers import LOOSE, bare
 from ucpl.records import frozen
 
-__all__ = ["Dicts", "Named", "dicts_of", "is_average", "is_model", "is_optimizer", "is_schedule", "named_tensors"]
+__all__ = [
+    "Dicts",
+    "Named",
+    "dicts_of",
+    "is_average",
+    "is_model",
+    "is_optimizer",
+    "is_schedule",
+    "is_wrapped",
+    "named_tensors",
+]
 
 _DEPTH = 4  # dicts around a state dict
 _ITEMS = 64  # entries of a list that are looked at
@@ -166,6 +176,11 @@ def _bare_names(stored: list[str], lead: str | None, *, any_lead: bool) -> tuple
     if len(set(made.values())) < len(made) or not all(made.values()):
         return {name: name for name in stored}, ""
     return made, removed
+
+
+def is_wrapped(names: Collection[str]) -> bool:
+    """Test whether a reader would take a first step of all names for a wrapper's."""
+    return any(_leads([*names], any_lead=False))
 
 
 def _leads(names: list[str], *, any_lead: bool) -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import ucpl
@@ -315,3 +316,13 @@ def test_names_of_an_optimizer_may_lack_the_step_of_the_module(tmp_path: Path) -
     found = torch.load(tmp_path / "p" / "plain.pt", weights_only=True)["params"]
     for name, p in named.items():
         assert torch.equal(found[f"net.{name}"]["exp_avg"], chosen.state[p]["exp_avg"])
+
+
+def test_a_first_step_of_the_models_own_names_is_kept(tmp_path: Path) -> None:
+    """transformers leaves out a tied head, and all other names begin with `model.`."""
+    weights = {"model.embed_tokens.weight": torch.randn(5, 3), "model.norm.weight": torch.randn(3)}
+    save_file(weights, tmp_path / "model.safetensors")
+    ucpl.convert(tmp_path / "model.safetensors", tmp_path / "t", "torch_file()")
+    assert [*loaded(tmp_path / "t")["model"]] == [*weights]
+    ucpl.convert(tmp_path / "t", tmp_path / "back", "safetensors()")
+    assert load_file(tmp_path / "back" / "model.safetensors").keys() == weights.keys()

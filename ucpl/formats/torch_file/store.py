@@ -162,7 +162,7 @@ class _Opened:
         found = dicts_of(Value.of(self.part))
         held = self.part.value if isinstance(self.part.value, dict) else {}
         if isinstance(stated := held.get(ENVELOPE), dict):
-            self.said = {key: stated[key] for key in ("model", "optimizer") if key in stated} | self.said
+            self.said = {key: stated[key] for key in ("model", "optimizer", "wrap") if key in stated} | self.said
         if not found.models and isinstance(self.part.value, dict) and _is_mixed(self.part.value):
             found.models[()] = Value.of(self.part)
         for part in self.parts[1:]:
@@ -201,7 +201,7 @@ class _Opened:
 
     def names(self, model: Value) -> Named:
         wrap = self.said.get("wrap")
-        made = named_tensors(model, str(wrap) if wrap else None, any_lead=self.is_lightning)
+        made = named_tensors(model, wrap if isinstance(wrap, str) else None, any_lead=self.is_lightning)
         if made.lead:
             self.notes.append(f"names are without `{made.lead}`, with which all names of the file begin")
         return made

@@ -20,7 +20,7 @@ from ucpl.files.values import Value
 from ucpl.formats.leaving import EMPTY, OPTIMIZERS, empty_tensors
 from ucpl.formats.leaving import EXTRA as MODULE_EXTRA
 from ucpl.formats.optimizer_hypers import completed
-from ucpl.formats.torch_dicts import dicts_of, is_average
+from ucpl.formats.torch_dicts import dicts_of, is_average, is_wrapped
 from ucpl.formats.torch_optimizer import EXTRA, are_determined, state_dict_of
 from ucpl.records import define
 
@@ -236,6 +236,8 @@ class _Writer:
         if others.optimizers or not all(map(is_average, others.models)) or not OTHERS.isdisjoint(top):
             places = dicts_of(Value(Path(self.name), self.name, (), main.tree)).optimizers
             envelope |= {"model": self.text("model", MODEL), "optimizer": ",".join(map(key_text, places))}
+        if not self.text("wrap", "") and is_wrapped(self.weights):
+            envelope["wrap"] = ""  # `model.` of all names is a part of the model
         if envelope:
             top[ENVELOPE] = envelope
         for key, value in top.items():
