@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def repacked(path: Path, way: int = zipfile.ZIP_STORED, order: bytes = b"little"
 
 FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "counters": (lambda p: torch.save({"model": {"n": torch.ones(2).int()}}, p), r"with the keys model \(1 tensor\)"),
-    "a module": (lambda p: torch.save(torch.nn.Linear(2, 3), p), "one pickled object, torch.nn.modules.linear.Linear"),
+    "an object": (lambda p: torch.save(Namespace(x=torch.ones(2)), p), "one pickled object, argparse.Namespace"),
     "a tensor": (lambda p: torch.save(torch.ones(3), p), "one tensor, without names"),
     "an empty dict": (lambda p: torch.save({}, p), "an empty dict"),
     "compressed": (lambda p: repacked(p, zipfile.ZIP_DEFLATED), "E403.*is compressed"),

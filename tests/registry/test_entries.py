@@ -91,7 +91,7 @@ def test_an_unknown_name_is_a_format_without_flags() -> None:
         ("megatron_legacy", "megatron_legacy", {"optimizer"}),
         ("megatron_legacy", "deepspeed", {"optimizer", "tp", "pp", "ep", "vpp"}),
         ("torch_file", "torch_file", set()),
-        ("torch_file", "plain", {"optimizer_file", "model", "optimizer", "scheduler", "wrap"}),
+        ("torch_file", "plain", {"optimizer_file", "model", "optimizer", "scheduler", "wrap", "master_list"}),
         ("deepspeed", "dcp", set()),
         ("", "dcp", set()),
     ],

@@ -13,6 +13,8 @@ from math import prod
 from attrs import field
 
 from ucpl.extents import Key, TensorRef
+from ucpl.files.inert import HOLDERS
+from ucpl.files.known_objects import NUMPY_MODULES
 from ucpl.files.texts import is_text
 from ucpl.files.values import Value
 from ucpl.files.wrappers import LOOSE, bare
@@ -21,6 +23,7 @@ from ucpl.records import frozen
 __all__ = [
     "Dicts",
     "Named",
+    "VALUES",
     "dicts_of",
     "is_average",
     "is_model",
@@ -38,6 +41,15 @@ _SCHEDULE = "last_epoch"  # of every schedule of torch, with one of these
 _SCHEDULED = frozenset(("base_lrs", "_step_count", "_last_lr", "num_bad_epochs", "_schedulers"))
 _AVERAGE = re.compile(
     r"(?:^|_)(?:ema|swa|avg|averaged?|averaging|shadow)(?=_|$)|average_model|model_?ema", re.IGNORECASE
+)
+# Classes of values that training scripts save next to state dicts.
+VALUES = (
+    HOLDERS
+    | frozenset(("collections.defaultdict", "pathlib.PurePosixPath"))
+    | frozenset(f"builtins.{name}" for name in ("bool", "dict", "float", "int", "list", "set", "str", "tuple"))
+    | frozenset(f"{module}._frombuffer" for module in NUMPY_MODULES)
+    # torchao's states, which torchao itself allows in files (add_safe_globals)
+    | frozenset(f"torchao.optim.subclass_{kind.lower()}.OptimState{kind}" for kind in ("8bit", "4bit", "Fp8"))
 )
 COUNTED = "n_averaged"  # a buffer of torch.optim.swa_utils.AveragedModel, outside the wrapped module
 
@@ -179,7 +191,7 @@ def _bare_names(stored: list[str], lead: str | None, *, any_lead: bool) -> tuple
 
 
 def is_wrapped(names: Collection[str]) -> bool:
-    """Test whether a reader would take a first step of all names for a wrapper's."""
+    """Test for a first step of all names that reads as a wrapper's."""
     return any(_leads([*names], any_lead=False))
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
+from collections import defaultdict
 from collections.abc import Callable
+from copy import deepcopy
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -319,10 +322,80 @@ def test_names_of_an_optimizer_may_lack_the_step_of_the_module(tmp_path: Path) -
 
 
 def test_a_first_step_of_the_models_own_names_is_kept(tmp_path: Path) -> None:
-    """transformers leaves out a tied head, and all other names begin with `model.`."""
+    """transformers leaves out a tied head: all names begin with `model.`."""
     weights = {"model.embed_tokens.weight": torch.randn(5, 3), "model.norm.weight": torch.randn(3)}
     save_file(weights, tmp_path / "model.safetensors")
     ucpl.convert(tmp_path / "model.safetensors", tmp_path / "t", "torch_file()")
     assert [*loaded(tmp_path / "t")["model"]] == [*weights]
     ucpl.convert(tmp_path / "t", tmp_path / "back", "safetensors()")
     assert load_file(tmp_path / "back" / "model.safetensors").keys() == weights.keys()
+
+
+def test_pickled_modules_give_their_state_dicts(tmp_path: Path) -> None:
+    """`torch.save(model)`, and files that have a module and its average (ultralytics)."""
+    model = built()
+    optimizers = OPTIMIZERS["adamw"](model)
+    train(model, optimizers, 0, 2)
+    torch.save(model, tmp_path / "model.pt")
+    held: State = {"model": model, "ema": deepcopy(model).half(), "optimizer": optimizers[0].state_dict(), "epoch": 3}
+    torch.save(held, tmp_path / "last.pt")
+    for name, call in (("model.pt", 'torch_file(model="")'), ("last.pt", "torch_file()")):
+        made = ucpl.convert(tmp_path / name, tmp_path / f"{name}.out", call)
+        assert made.plan.account is not None
+        classes = [n for one in made.plan.account.entries if one.fate == "not read" for n in one.names]
+        assert any("tiny.Tiny" in one for one in classes)
+    Tiny().load_state_dict(loaded(tmp_path / "model.pt.out"), strict=True)
+    found = loaded(tmp_path / "last.pt.out")
+    assert all(torch.equal(found["model"][name], one) for name, one in model.state_dict().items())
+    assert all(torch.equal(found["ema"][name], one) for name, one in held["ema"].state_dict().items())
+    assert resumed(found) == train(model, optimizers, 2, 2)
+
+
+@pytest.mark.parametrize("by_group", [False, True], ids=["one list", "a list for each group"])
+def test_a_list_of_masters_is_of_their_parameters(by_group: bool, tmp_path: Path) -> None:
+    """Loops of 16-bit weights, and Apex: the optimizer trains fp32 copies."""
+    model = built().to(torch.bfloat16)
+    names = {p: name for name, p in model.named_parameters() if p.requires_grad}
+    groups = [[p for p in names if (p.ndim > 1) == is_wide] for is_wide in (True, False)]
+    masters = [[p.detach().float() + 1e-4 for p in group] for group in groups]
+    chosen = torch.optim.AdamW([{"params": group} for group in masters])
+    for one in (m for group in masters for m in group):
+        one.grad = torch.ones_like(one)
+    chosen.step()
+    flat = [m.detach() for group in masters for m in group]
+    inner: State = {"optimizer": chosen.state_dict(), "fp32_from_fp16_params": masters if by_group else flat}
+    torch.save({"model": model.state_dict(), "optimizer": inner, "step": 3}, tmp_path / "run.pt")
+    ucpl.convert(tmp_path / "run.pt", tmp_path / "z", "zero3(dp=2)")
+    ucpl.convert(tmp_path / "z", tmp_path / "p", "plain()")
+    found = torch.load(tmp_path / "p" / "plain.pt", weights_only=True)["params"]
+    for p, master in zip((p for group in groups for p in group), flat, strict=True):
+        assert torch.equal(found[names[p]]["fp32"], master)
+    ucpl.convert(tmp_path / "run.pt", tmp_path / "t", "torch_file()")
+    made = loaded(tmp_path / "t")["optimizer"]
+    kept = made["fp32_from_fp16_params"]
+    assert all(torch.equal(a, b) for a, b in zip(chain(*kept) if by_group else kept, flat, strict=True))
+    chosen.load_state_dict(made["optimizer"])
+    assert {*made["optimizer"]["state"][0]} == {"step", "exp_avg", "exp_avg_sq"}
+
+
+def test_values_of_the_run_stay_around_a_nested_optimizer(tmp_path: Path) -> None:
+    """detectron2 has the optimizer within the trainer's state."""
+    held, _ = save(tmp_path / "one.pt")
+    nested = {
+        "model": held["model"],
+        "trainer": {"iteration": 3, "_trainer": {"optimizer": held["optimizer"], "more": 1}},
+    }
+    torch.save(nested, tmp_path / "run.pt")
+    ucpl.convert(tmp_path / "run.pt", tmp_path / "t", "torch_file()")
+    made = loaded(tmp_path / "t")["trainer"]
+    assert made["iteration"] == 3 and made["_trainer"]["more"] == 1
+    assert made["_trainer"]["optimizer"]["state"].keys() == held["optimizer"]["state"].keys()
+
+
+def test_classes_of_harmless_values_need_no_permission(tmp_path: Path) -> None:
+    held, _ = save(tmp_path / "one.pt")
+    torch.save(held | {"config": defaultdict(dict, {"a": {"b": 1}})}, tmp_path / "run.pt")
+    for call in ("torch_file()", "dcp(fsdp=2)"):
+        ucpl.convert(tmp_path / "run.pt", tmp_path / call, call)
+    made = torch.load(tmp_path / "torch_file()" / "checkpoint.pt", weights_only=False)
+    assert made["config"] == {"a": {"b": 1}} and made["config"]["c"] == {}

@@ -41,15 +41,14 @@ from ucpl.formats.dcp.metadata import ENVELOPE, METADATA, Step
 from ucpl.formats.dcp.wrapped import wrapped_of
 from ucpl.formats.leaving import EMPTY, META, empty_tensors
 from ucpl.formats.optimizer_hypers import completed
+from ucpl.formats.torch_dicts import VALUES
 from ucpl.formats.torch_optimizer import EXTRA as OTHERS
 from ucpl.records import define
 from ucpl.registry import format_named
 
-__all__ = ["KNOWN", "RankFile", "DCPWriter", "address", "leaves", "skeleton", "whole_shapes"]
+__all__ = ["RankFile", "DCPWriter", "address", "leaves", "skeleton", "whole_shapes"]
 
 Shape = tuple[int, ...]
-# Classes of values that torch.distributed.checkpoint loads whatever they are, and that runs often have: a script's arguments.
-KNOWN = frozenset({"argparse.Namespace"})
 _APART = ("model.", "optimizer.state.")  # of the two folders of Accelerate and the Trainer
 
 
@@ -132,7 +131,7 @@ class DCPWriter:
         files = self.of_ranks()
         more = self.meta()
         held = [one.value for file in self.files.values() for one in file.archives] + [one.value for one in more]
-        unsafe = tuple(sorted({name for value in held for name in unsafe_globals(value)} - KNOWN))
+        unsafe = tuple(sorted({name for value in held for name in unsafe_globals(value)} - VALUES))
         described = tuple(SkeletonFile(path, self.metadata(path), "bytes") for path in self.metadatas())
         return Skeleton("", (*files, *described, *more), unsafe_globals=unsafe)
 

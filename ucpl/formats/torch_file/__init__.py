@@ -24,9 +24,9 @@ class TorchFileFormat(Format):
         ("pt", _LAYOUTS),
         ("state_dict", _LAYOUTS),
     )
-    settings = ("file", "optimizer_file", "model", "optimizer", "scheduler", "wrap", "masters")
+    settings = ("file", "optimizer_file", "model", "optimizer", "scheduler", "wrap", "masters", "master_list")
     reads = ("order", "model", "optimizer", "optimizer_file", "wrap")
-    own_settings = frozenset(("optimizer_file", "model", "optimizer", "scheduler", "wrap"))
+    own_settings = frozenset(("optimizer_file", "model", "optimizer", "scheduler", "wrap", "master_list"))
     forms = ("torch",)
     has_optimizer = True
     has_client_state = True
@@ -55,7 +55,7 @@ class TorchFileFormat(Format):
         return "a state dict alone has no place for it" if is_left else ""
 
     def known_globals(self) -> frozenset[str]:
-        from ucpl.formats.torch_file.writing import VALUES
+        from ucpl.formats.torch_dicts import VALUES
 
         return VALUES
 

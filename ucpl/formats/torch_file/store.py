@@ -36,12 +36,14 @@ from ucpl.files.pickles import attributes_of
 from ucpl.files.plain_values import decode
 from ucpl.files.scalars import number_of
 from ucpl.files.skipping import skips_optimizer
-from ucpl.files.torch_files import TorchFile, read_torch_file
+from ucpl.files.torch_files import TorchFile
 from ucpl.files.values import Value
 from ucpl.formats.leaving import EMPTY, OPTIMIZERS
 from ucpl.formats.leaving import EXTRA as MODULE_EXTRA
 from ucpl.formats.torch_dicts import Dicts, Named, dicts_of, is_average, is_model, is_schedule, named_tensors
-from ucpl.formats.torch_file.writing import ENVELOPE, MODEL, NAME, OPTIMIZER, OTHERS, skeleton_of
+from ucpl.formats.torch_file.masters import MasterList, masters_in
+from ucpl.formats.torch_file.modules import not_read_in, read
+from ucpl.formats.torch_file.writing import ENVELOPE, MASTER, MODEL, NAME, OPTIMIZER, OTHERS, skeleton_of
 from ucpl.formats.torch_optimizer import (
     EXTRA,
     NamedOptimizer,
@@ -98,12 +100,12 @@ def _parts(path: Path) -> tuple[TorchFile, ...]:
     Empty if it is no such path.
     """
     if path.is_file():
-        part = read_torch_file(path.parent, path.name)
+        part = read(path.parent, path.name)
         return (part,) if _is_ours(part) else ()
     names = sorted(p.name for p in path.iterdir() if p.suffix in _SUFFIXES)
     if not 0 < len(names) <= _FILES_MAX:
         return ()
-    parts = tuple(read_torch_file(path, name) for name in names)
+    parts = tuple(read(path, name) for name in names)
     models = [part for part in parts if _is_ours(part) and dicts_of(Value.of(part)).models]
     return (*models, *(part for part in parts if part is not models[0])) if len(models) == 1 else ()
 
@@ -115,7 +117,7 @@ def _with_optimizer(parts: tuple[TorchFile, ...], said: object) -> tuple[TorchFi
     """
     if not (isinstance(said, str) and said and parts) or any(part.file == said for part in parts):
         return parts
-    made = read_torch_file(parts[0].path.parent, said)
+    made = read(parts[0].path.parent, said)
     if not dicts_of(Value.of(made)).optimizers:
         fail("E439", f"{said} has no state of an optimizer", Label(str(made.path)))
     return (*parts, made)
@@ -148,6 +150,7 @@ class _Opened:
     named: Named | None = None
     optimizers: dict[Key, Value] = field(factory=dict)
     optimizer_part: TorchFile | None = None
+    masters: MasterList | None = None
     skipped: tuple[Key, ...] = ()  # optimizers that the call leaves out
     notes: list[str] = field(factory=list)
 
@@ -295,6 +298,7 @@ class _Opened:
             carried_extents=self.others(facts),
             state=state,
             files=tuple(files),
+            not_read=tuple(one for p in self.parts for one in not_read_in(p)),
             notes=tuple(self.notes),
             remarks=tuple(self.notes),
             scalar_extents=facts.scalar_extents,
@@ -317,7 +321,16 @@ class _Opened:
         made = named_optimizers([*words.values()], named, order, remedy)
         shapes = {name: one.shape for name, one in named.tensors.items()}
         by_word: dict[str, NamedOptimizer] = dict(zip(words, made, strict=True))
-        return read_facts(self.optimizer_part or self.part, by_word, shapes, (OPTIMIZER,))
+        where = self.optimizer_part or self.part
+        facts = read_facts(where, by_word, shapes, (OPTIMIZER,))
+        groups = [group.every for group in facts.groups]
+        self.masters = masters_in(where.value, named.tensors, groups)
+        for name, (place, one) in self.masters.tensors.items() if self.masters is not None else ():
+            key = (OPTIMIZER, name, MASTER)
+            facts.payload[key] = where.extent(key, one)
+            facts.states[name] = (*facts.states.get(name, ()), MASTER)
+            facts.read.add(place)
+        return facts
 
     def weights(self) -> dict[str, TensorRef]:
         assert self.named is not None
@@ -356,7 +369,9 @@ class _Opened:
             out["optimizer_file"] = Setting(Path(self.optimizer_part.file).name, "its name")
         if (key := self.schedule()) is not None:
             out["scheduler"] = Setting(key, origin)
-        out["masters"] = Setting(int(any("fp32" in states for states in facts.states.values())), origin)
+        if self.masters is not None:
+            out["master_list"] = Setting(self.masters.key, origin)
+        out["masters"] = Setting(int(any(MASTER in states for states in facts.states.values())), origin)
         return out
 
     # ---- values of the run -----------------------------------------------------------------------------------------
@@ -371,7 +386,8 @@ class _Opened:
         """Values by their keys: those that frameworks share, and the caller's."""
         part, schedule = self.part, self.schedule()
         mine = {*self.optimizers, *self.skipped}
-        taken = {self.place, *(mine if self.optimizer_part is None else ())}
+        of_masters = {self.masters.place} if self.masters is not None else set()
+        taken = {self.place, *(mine | of_masters if self.optimizer_part is None else ())}
         carried: dict[object, object] = {}
         blobs: dict[str, object] = {}
         if self.place:
@@ -387,7 +403,7 @@ class _Opened:
         extra = {name: one for name, one in named.extra.items() if name.endswith("_extra_state")}
         carried |= {name: lifted(one, part.file) for name, one in named.extra.items() if name not in extra}
         for other in self.parts[1:]:
-            rest = _without(other.value, (), mine if other is self.optimizer_part else set())
+            rest = _without(other.value, (), mine | of_masters if other is self.optimizer_part else set())
             if rest is not _NOTHING:
                 carried[Path(other.file).stem] = lifted(rest, other.file)
         if extra:

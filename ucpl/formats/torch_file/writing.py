@@ -20,11 +20,12 @@ from ucpl.files.values import Value
 from ucpl.formats.leaving import EMPTY, OPTIMIZERS, empty_tensors
 from ucpl.formats.leaving import EXTRA as MODULE_EXTRA
 from ucpl.formats.optimizer_hypers import completed
-from ucpl.formats.torch_dicts import dicts_of, is_average, is_wrapped
+from ucpl.formats.torch_dicts import VALUES, dicts_of, is_average, is_optimizer, is_wrapped
+from ucpl.formats.torch_file.masters import BY_GROUP, list_of
 from ucpl.formats.torch_optimizer import EXTRA, are_determined, state_dict_of
 from ucpl.records import define
 
-__all__ = ["ENVELOPE", "MODEL", "NAME", "OPTIMIZER", "OTHERS", "VALUES", "skeleton_of"]
+__all__ = ["ENVELOPE", "MODEL", "NAME", "OPTIMIZER", "OTHERS", "skeleton_of"]
 
 NAME = "torch_file"
 FILE = "checkpoint.pt"
@@ -33,24 +34,9 @@ ENVELOPE = "ucpl"  # a key of the file: values of the run that training scripts 
 # Keys of files that belong to a folder of another format, if the file has no envelope.
 OTHERS = frozenset(("ds_config", "ds_version", "param_shapes", "checkpoint_version"))
 _SCHEDULE = "lr_scheduler"
+MASTER = "fp32"
 # Values that are written in other places, or describe the source's own files.
 _APART = frozenset((EMPTY, EXTRA, OPTIMIZERS, MODULE_EXTRA, _SCHEDULE, "module_names", "module_attributes"))
-# Classes of values that training scripts save next to state dicts.
-VALUES = frozenset(
-    (
-        "argparse.Namespace",
-        "pathlib.Path",
-        "pathlib.PosixPath",
-        "pathlib.PurePosixPath",
-        "numpy.dtype",
-        "numpy.ndarray",
-        *(
-            f"numpy.{module}.multiarray.{name}"
-            for module in ("core", "_core")
-            for name in ("_reconstruct", "scalar", "_frombuffer")
-        ),
-    )
-)
 # Counters of a run that training scripts keep, too.
 _COUNTED = ("global_steps", "global_samples", "skipped_steps")
 
@@ -183,6 +169,7 @@ class _Writer:
         if not self.has_optimizer:
             return
         self.numbers(file)
+        masters = self.masters()
         rows: dict[str, list[tuple[tuple[str, ...], Mapping[str, object]]]] = {}
         groups, kept = self.source.state.groups, self.source.state.blobs.get(OPTIMIZERS)
         words = [group.name.rpartition("/")[0] for group in groups]
@@ -206,6 +193,21 @@ class _Writer:
         else:
             for word, one in made.items():
                 self.put(file, word or key or OPTIMIZER, one)
+        if masters:
+            place = self.text("master_list", "")
+            names = [group.every for group in groups]
+            made_list = list_of(names, masters, is_by_group=place.endswith(BY_GROUP))
+            self.put(file, place.removesuffix(BY_GROUP), made_list)
+
+    def masters(self) -> dict[str, object]:
+        """The masters for a target's list, taken out of the states.
+
+        The list has each parameter of the optimizer; else masters are states.
+        """
+        names = [name for group in self.source.state.groups for name in group.every]
+        if not self.text("master_list", "") or not all(MASTER in self.states.get(name, {}) for name in names):
+            return {}
+        return {name: self.states[name].pop(MASTER) for name in names}
 
     def numbers(self, file: _File) -> None:
         """Numbers of parameters, and states of other forms.
@@ -259,11 +261,23 @@ class _Writer:
         for step in steps[:-1]:
             if isinstance(here, MutableMapping):
                 here = here.setdefault(step, {})
-        if not isinstance(here, MutableMapping) or steps[-1] in here:
+        if not isinstance(here, MutableMapping) or not _is_put(here, steps[-1], value):
             fail(
                 "E471",
                 f"two values of the target have the key `{key}`",
                 Label(self.name, where=str(key)),
                 remedy=f"--drop '{key}' leaves out the value of the run, or {NAME}(model = ...) gives the model another key",
             )
-        here[steps[-1]] = value
+
+
+def _is_put(here: MutableMapping[object, object], step: object, value: object) -> bool:
+    """Put a value, or the keys of a dict, next to others.
+
+    The dict around an optimizer has other values of the run, too.
+    """
+    there = here.setdefault(step, value)
+    if there is value:
+        return True
+    if not (isinstance(there, MutableMapping) and isinstance(value, dict)) or is_optimizer(there):
+        return False
+    return all(_is_put(there, key, one) for key, one in value.items())

@@ -1,0 +1,88 @@
+"""Pickled modules: `torch.save(model)` and `{"model": model}`.
+
+A pickle of a module is an object of its class with parameters, buffers and parts by name. No class is imported: the names
+and tensors are those of the module's state dict. Source: torch 2.13, nn/modules/module.py.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+
+from attrs import field
+
+from ucpl.extents import Call, Global, Key, TensorRef
+from ucpl.extents.account import NotRead
+from ucpl.files.torch_files import TorchFile, read_torch_file
+from ucpl.records import frozen
+
+__all__ = ["not_read_in", "read"]
+
+_PARTS, _PARAMETERS, _BUFFERS, _PASSING = "_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"
+_DEPTH = 4  # of dicts around a module
+
+
+@frozen
+class Unpacked(TorchFile):
+    """A file with state dicts in place of its modules.
+
+    `classes`: the class of each module by place.
+    """
+
+    classes: dict[Key, str] = field(factory=dict)
+
+
+def read(root: Path, file: str) -> TorchFile:
+    """A torch file, with state dicts in place of modules."""
+    part = read_torch_file(root, file)
+    classes: dict[Key, str] = {}
+    value = _unpacked(part.value, (), classes)
+    if not classes:
+        return part
+    return Unpacked(part.root, part.file, part.archive, value, part.storages, part.version, classes)
+
+
+def not_read_in(part: TorchFile) -> Iterator[NotRead]:
+    """The classes of modules of a file: only their tensors are read."""
+    for place, name in part.classes.items() if isinstance(part, Unpacked) else ():
+        shown = "/".join(map(str, place)) or part.file
+        yield NotRead(f"{shown}: class {name}", "the tensors of a pickled module are read, and no class", kind="value")
+
+
+def _unpacked(value: object, place: Key, classes: dict[Key, str]) -> object:
+    if isinstance(value, Call) and _is_module(value):
+        classes[place] = _name(value)
+        return OrderedDict(_tensors(value, "", frozenset()))
+    if type(value) is dict and len(place) < _DEPTH:
+        return {key: _unpacked(one, (*place, str(key)), classes) for key, one in value.items()}
+    return value
+
+
+def _name(module: Call) -> str:
+    of = module.function
+    return f"{of.module}.{of.name}" if isinstance(of, Global) else "of no name"
+
+
+def _is_module(value: Call) -> bool:
+    held = value.state
+    return (
+        isinstance(value.function, Global)
+        and isinstance(held, dict)
+        and all(isinstance(held.get(key), dict) for key in (_PARAMETERS, _BUFFERS, _PARTS))
+    )
+
+
+def _tensors(module: Call, lead: str, above: frozenset[int]) -> Iterator[tuple[str, TensorRef]]:
+    """The state dict of a module. above: the modules around it."""
+    held = module.state
+    assert isinstance(held, dict)
+    passing = held.get(_PASSING)
+    for kind in (_PARAMETERS, _BUFFERS):
+        for name, one in held[kind].items():
+            is_kept = kind == _PARAMETERS or not (isinstance(passing, set | frozenset) and name in passing)
+            if isinstance(one, TensorRef) and is_kept:
+                yield f"{lead}{name}", one
+    for name, part in held[_PARTS].items():
+        if isinstance(part, Call) and _is_module(part) and id(part) not in above:
+            yield from _tensors(part, f"{lead}{name}.", above | {id(module)})
