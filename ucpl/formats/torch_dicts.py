@@ -191,7 +191,7 @@ def _bare_names(stored: list[str], lead: str | None, *, any_lead: bool) -> tuple
 
 
 def is_wrapped(names: Collection[str]) -> bool:
-    """Test for a first step of all names that reads as a wrapper's."""
+    """Test for a first step of names that reads as a wrapper's."""
     return any(_leads([*names], any_lead=False))
 
 

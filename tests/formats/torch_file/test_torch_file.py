@@ -364,7 +364,9 @@ def test_a_list_of_masters_is_of_their_parameters(by_group: bool, tmp_path: Path
     chosen.step()
     flat = [m.detach() for group in masters for m in group]
     inner: State = {"optimizer": chosen.state_dict(), "fp32_from_fp16_params": masters if by_group else flat}
-    torch.save({"model": model.state_dict(), "optimizer": inner, "step": 3}, tmp_path / "run.pt")
+    average = [torch.zeros_like(m) for m in flat]  # of torch_ema
+    held: State = {"model": model.state_dict(), "optimizer": inner, "ema": {"shadow_params": average}}
+    torch.save(held, tmp_path / "run.pt")
     ucpl.convert(tmp_path / "run.pt", tmp_path / "z", "zero3(dp=2)")
     ucpl.convert(tmp_path / "z", tmp_path / "p", "plain()")
     found = torch.load(tmp_path / "p" / "plain.pt", weights_only=True)["params"]

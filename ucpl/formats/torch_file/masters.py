@@ -1,7 +1,8 @@
-"""Masters that a script keeps in a list: `[fp32 tensor, ...]`, in the order of the optimizer's parameters.
+"""Masters in a list, in the order of the optimizer's parameters.
 
 Apex and older Megatron have such a list for each group (`fp32_from_fp16_params`). A list is one of masters if the model's
-weights have 16 bits, and the list has a tensor in f32 of each parameter's shape.
+weights have 16 bits, the optimizer's states are in f32, and the list has a tensor in f32 of each parameter's shape. Averages of
+weights are none.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from attrs import field
 
 from ucpl.extents import Key, TensorRef, key_text
+from ucpl.formats.torch_dicts import is_average
 from ucpl.records import frozen
 
 __all__ = ["BY_GROUP", "MasterList", "list_of", "masters_in"]
@@ -22,7 +24,7 @@ _NARROW = ("bf16", "f16")
 
 @frozen(eq=False)
 class MasterList:
-    """The list at a place, and the tensors by parameter with their places."""
+    """The list at a place, and its tensors by parameter."""
 
     place: Key = ()
     tensors: dict[str, tuple[Key, TensorRef]] = field(factory=dict)
@@ -51,7 +53,7 @@ def _lists(
 ) -> Iterator[MasterList]:
     if isinstance(value, dict) and len(place) < _DEPTH:
         for key, one in value.items():
-            if type(key) is str:
+            if type(key) is str and not is_average((key,)):
                 yield from _lists(one, (*place, key), weights, groups)
     elif isinstance(value, list) and value:
         names = [name for group in groups for name in group]

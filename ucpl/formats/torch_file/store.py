@@ -324,7 +324,8 @@ class _Opened:
         where = self.optimizer_part or self.part
         facts = read_facts(where, by_word, shapes, (OPTIMIZER,))
         groups = [group.every for group in facts.groups]
-        self.masters = masters_in(where.value, named.tensors, groups)
+        if all(extent.dtype == "f32" for extent in facts.payload.values()):
+            self.masters = masters_in(where.value, named.tensors, groups)
         for name, (place, one) in self.masters.tensors.items() if self.masters is not None else ():
             key = (OPTIMIZER, name, MASTER)
             facts.payload[key] = where.extent(key, one)
