@@ -25,7 +25,7 @@ from ucpl.conversion.requests import Given, called, library_of, model_named
 from ucpl.conversion.side import Side
 from ucpl.conversion.sides import source_side as describe
 from ucpl.conversion.sides import target_side as aim
-from ucpl.conversion.weights import open_for_comparison, open_for_inspection
+from ucpl.conversion.weights import in_names_of_both, open_for_comparison, open_for_inspection
 from ucpl.errors import UcplError
 from ucpl.records import frozen
 from ucpl.storage.lifetimes import scoped
@@ -186,7 +186,10 @@ def compare(
 
         return open_for_inspection(read) if weights else open_for_comparison(read)
 
-    (ours, here), (theirs, there) = side_of(a, a_layout), side_of(b, b_layout)
+    def both() -> tuple[tuple[Checkpoint, Side], tuple[Checkpoint, Side]]:
+        return side_of(a, a_layout), side_of(b, b_layout)
+
+    (ours, here), (theirs, there) = in_names_of_both(both)
     found = likeness(ours, here.placement, theirs, there.placement, weights=weights, **bounds)
     return evolve(found, around=compare_companions(ours, theirs))
 

@@ -107,6 +107,7 @@ def _look_again(target: Path, plan: Plan, known: Checkpoint) -> None:
     from ucpl.conversion.opening import read_named
     from ucpl.conversion.ordering import arguments_in
     from ucpl.files.header_watch import reading
+    from ucpl.files.wrappers import has_wraps, keeping
     from ucpl.formats.named_files import open_files
     from ucpl.formats.opening import open_checkpoint
     from ucpl.runtime.rows import fit
@@ -114,7 +115,7 @@ def _look_again(target: Path, plan: Plan, known: Checkpoint) -> None:
 
     written = [t for t in plan.targets if t.numel]
     described = format_named(plan.target.framework).is_of_a_spec  # only a layout describes its files
-    with reading(target):
+    with reading(target), keeping(wraps=has_wraps(t.label for t in written)):
         if target.is_file():  # one file with the name of the target
             written = [evolve(t, file=target.name) for t in written]
         files = dict.fromkeys(t.file for t in written)

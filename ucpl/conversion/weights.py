@@ -15,11 +15,14 @@ from ucpl.conversion.ordering import arguments_of
 from ucpl.conversion.requests import Called, Given, called
 from ucpl.conversion.ties import framework_of
 from ucpl.errors import UcplError
+from ucpl.files.checkpoint import Checkpoint
+from ucpl.files.wrappers import has_wraps, keeping
 from ucpl.registry import format_named
 
-__all__ = ["open_for_comparison", "open_for_inspection", "with_weights"]
+__all__ = ["in_names_of_both", "open_for_comparison", "open_for_inspection", "with_weights"]
 
 T = TypeVar("T")
+Both = tuple[tuple[Checkpoint, T], tuple[Checkpoint, T]]
 _UNREAD = ("E446", "E457", "E460", "E524", "E533", "E546")  # valid files, of a kind that is not read
 _WAY = "the weights can be read: --weights-alone converts them without the optimizer"
 _SAID = "E467"  # a run without a readable optimizer: its own remedy names the options
@@ -91,6 +94,22 @@ def open_for_comparison(read: Callable[[Given], T]) -> T:
         if first.code in _UNREAD:
             raise UcplError(evolve(first, remedy="compare the weights alone: --weights"), *rest) from None
         raise
+
+
+def in_names_of_both(both: Callable[[], Both[T]]) -> Both[T]:
+    """Read two checkpoints; with wraps in names, if one alone has some.
+
+    Formats whose readers leave out wraps can hold a target with the names of another format.
+    """
+    found = both()
+    ours, theirs = (has_wraps(t.name for t in side[0].state.tensors) for side in found)
+    if ours is theirs:
+        return found
+    try:
+        with keeping(wraps=True):
+            return both()
+    except UcplError:  # the optimizer's names are without wraps
+        return found
 
 
 def _is_of_tensors(target: Called | str) -> bool:

@@ -17,7 +17,7 @@ from ucpl.files.inert import HOLDERS
 from ucpl.files.known_objects import NUMPY_MODULES
 from ucpl.files.texts import is_text
 from ucpl.files.values import Value
-from ucpl.files.wrappers import LOOSE, bare
+from ucpl.files.wrappers import LOOSE, are_kept, bare
 from ucpl.records import frozen
 
 __all__ = [
@@ -198,7 +198,7 @@ def is_wrapped(names: Collection[str]) -> bool:
 def _leads(names: list[str], *, any_lead: bool) -> Iterator[str]:
     """First steps that all names share, if they are those of wrappers."""
     words = LOOSE | {"model"}
-    while names:
+    while names and not are_kept():
         first = names[0].partition(".")[0] + "."
         if not all(name.startswith(first) and name != first for name in names):
             return

@@ -189,6 +189,8 @@ class _Pair:
         for key in COUNTERS:
             if key in self.a.blobs and key in self.b.blobs:
                 self.hold("carried", key, self.a.blobs[key], self.b.blobs[key])
+            elif key in self.moved:
+                self.hold_moved(key)
             else:
                 self.counted("carried", key, self.a.blobs, self.b.blobs, key)
         for state in dict.fromkeys([*self.a.scalars, *self.b.scalars]):
@@ -221,7 +223,7 @@ class _Pair:
             if key in self.a.blobs and key in self.b.blobs:
                 self.hold("carried", key, self.a.blobs[key], self.b.blobs[key])
             elif key in self.moved:
-                self.hold("carried", key, *(one.blobs.get(key, one.carried.get(key)) for one in (self.a, self.b)))
+                self.hold_moved(key)
             elif key in LOST and key in self.a.blobs:
                 self.alone("carried", key, self.a.blobs[key], "A")
             elif key in LOST and key in self.b.blobs:
@@ -267,9 +269,14 @@ class _Pair:
     def moved(self) -> frozenset[str]:
         """Values that one form stores, and the other in client_state."""
         sides = (self.a, self.b), (self.b, self.a)
+        keys = (*COUNTERS, *LOST)
         return frozenset(
-            key for key in LOST for x, y in sides if key in x.blobs and key in y.carried and key not in y.blobs
+            key for key in keys for x, y in sides if key in x.blobs and key in y.carried and key not in y.blobs
         )
+
+    def hold_moved(self, key: str) -> None:
+        """A value that one side has in client_state."""
+        self.hold("carried", key, *(one.blobs.get(key, one.carried.get(key)) for one in (self.a, self.b)))
 
     def client_state(self) -> None:
         ours, theirs = run_values(self.a.carried), run_values(self.b.carried)

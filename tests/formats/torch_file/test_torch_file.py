@@ -401,3 +401,13 @@ def test_classes_of_harmless_values_need_no_permission(tmp_path: Path) -> None:
         ucpl.convert(tmp_path / "run.pt", tmp_path / call, call)
     made = torch.load(tmp_path / "torch_file()" / "checkpoint.pt", weights_only=False)
     assert made["config"] == {"a": {"b": 1}} and made["config"]["c"] == {}
+
+
+def test_counters_of_an_engine_are_compared_where_a_script_has_them(tmp_path: Path) -> None:
+    zero = Path(__file__).parents[2] / "fixtures" / "deepspeed" / "z2_dp3_frozen"
+    ucpl.convert(zero, tmp_path / "made", "torch_file()")
+    assert torch.load(tmp_path / "made" / "checkpoint.pt", weights_only=True)["global_steps"] > 0
+    assert ucpl.compare(zero, tmp_path / "made") and ucpl.compare(tmp_path / "made", zero)
+    ucpl.convert(tmp_path / "made", tmp_path / "back", "zero2(dp = 2)")
+    assert ucpl.compare(zero, tmp_path / "back")
+    assert (tmp_path / "back" / "latest").read_text() == (zero / "latest").read_text()

@@ -228,7 +228,7 @@ class StepWriter:
     @property
     def folder(self) -> str:
         """The step's folder, if neither call nor source names it."""
-        steps = self.blob("global_steps", 0)
+        steps = self.blob("global_steps", self.source.state.carried.get("global_steps", 0))
         return self.source.tag or f"global_step{steps if type(steps) is int and 0 <= steps < 1 << 62 else 0}"
 
     def tensor(self, file: FileBuilder, key: Key, requires_grad: bool = False) -> TensorRef | None:
