@@ -204,7 +204,16 @@ def test_stage_3_keeps_groups_of_frozen_parameters(tmp_path: Path) -> None:
     assert [one["lr"] for one in held] == [5.0, 0.1, 0.02, 0.003]
 
 
-@pytest.mark.parametrize("target", ["zero0(dp = 1)", "zero1(dp = 2)", "zero2(dp = 2)", "universal()"])
+def test_torch_numbers_a_group_of_frozen_parameters_without_zero(tmp_path: Path) -> None:
+    (said,) = (text for text in ucpl.plan(str(idle(tmp_path)), "zero0(dp = 1)").dropped if "trains no" in text)
+    assert said.startswith("group of 2: it trains no parameter")
+    ucpl.convert(idle(tmp_path), tmp_path / "made", "zero0(dp = 1)")
+    (file,) = (tmp_path / "made").glob("*/mp_rank_00_model_states.pt")
+    groups = torch.load(file, weights_only=False)["optimizer"]["param_groups"]
+    assert [(group["lr"], len(group["params"])) for group in groups] == [(5.0, 1), (0.1, 1), (0.02, 2), (0.003, 1)]
+
+
+@pytest.mark.parametrize("target", ["zero1(dp = 2)", "zero2(dp = 2)", "universal()"])
 def test_groups_that_train_nothing_are_named_where_no_loader_has_them(target: str, tmp_path: Path) -> None:
     made = idle(tmp_path)
     said = ucpl.plan(str(made), target).dropped
@@ -270,3 +279,47 @@ def test_a_job_loads_a_folder_with_frozen_and_empty_groups(tmp_path: Path) -> No
         load(held, checkpoint_id=tmp_path / str(n))
         set_state_dict(module, optimizer, model_state_dict=held["model"], optim_state_dict=held["optim"])
         assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.2, 0.3]
+
+
+def named_groups(folder: Path) -> Path:
+    """A run with torch's `param_names`, a frozen group and a frozen member."""
+    value = torch.load(source(folder), weights_only=True)
+    value["params"] |= {name: {"weight": torch.ones(3)} for name in ("still", "bias")}
+    value["groups"].insert(0, {"lr": 5.0, "weight_decay": 0.5, "params": []})
+    listed = {"0": ["still"], "1": ["bias", "a"], "2": ["b", "c"], "3": ["d"]}
+    for group, names in zip(value["groups"], listed.values(), strict=True):
+        group["param_names"] = names
+    value["envelope"] = {"in_groups": {g: names for g, names in listed.items() if g in "01"}}
+    torch.save(value, folder / "named.pt")
+    return folder / "named.pt"
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_names_of_torch_state_the_frozen_members_of_shards(stage: int, tmp_path: Path) -> None:
+    """DeepSpeed keeps `param_names` in shards whose groups number buffers."""
+    ucpl.convert(named_groups(tmp_path), tmp_path / "made", f"zero{stage}(dp = {max(stage, 1)})")
+    groups = open_checkpoint(tmp_path / "made").state.groups
+    expected = [("still",), ("bias", "a"), ("b", "c"), ("d",)][0 if stage in (0, 3) else 1 :]
+    assert [group.every for group in groups] == expected
+    assert [group.hyper["param_names"] for group in groups] == [list(names) for names in expected]
+    ucpl.convert(tmp_path / "made", tmp_path / "run", "torch_file()")
+    optimizer = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["optimizer"]
+    ids = [one["params"] for one in optimizer["param_groups"]]
+    assert [len(some) for some in ids] == [len(names) for names in expected]
+    for target in ("dcp(fsdp = 2, flat = 1)", "torch_file()"):
+        is_named = any("states the groups of frozen" in text for text in noted(tmp_path / "made", target))
+        assert is_named == (stage in (1, 2)), "which have no group of `still`"
+
+
+@pytest.mark.parametrize("target", ["dcp(fsdp = 2)", "dcp(fsdp = 2, flat = 1)", "torch_file()", "zero0(dp = 1)"])
+def test_frozen_members_that_no_file_states_are_named(target: str, tmp_path: Path) -> None:
+    """The loader of torch counts a group's parameters or asks for keys."""
+    ucpl.convert(idle(tmp_path), tmp_path / "made", "zero3(dp = 2)")
+    (said,) = (text for text in noted(tmp_path / "made", target) if "states the groups of frozen" in text)
+    assert "(frozen)" in said and "Group 0 has no other parameters" in said
+    assert not any("states the groups of frozen" in text for text in noted(tmp_path / "made", "zero1(dp = 2)"))
+
+
+def noted(path: Path, target: str) -> tuple[str, ...]:
+    goal = ucpl.plan(str(path), target).target
+    return format_named(goal.framework).advice(open_checkpoint(path), goal)

@@ -1,4 +1,4 @@
-"""Names with the steps of wrapper modules, in targets whose readers leave these steps out."""
+"""Names with wraps in targets whose readers leave wraps out."""
 
 from __future__ import annotations
 

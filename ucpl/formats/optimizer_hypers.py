@@ -19,8 +19,17 @@ if TYPE_CHECKING:
     from ucpl.extents import Structure
     from ucpl.files.checkpoint import Checkpoint
 
-__all__ = ["advice", "completed"]
+__all__ = ["NUMBERED", "advice", "completed", "frozen_in_no_group"]
 
+_SHOWN = 3
+NUMBERED = (
+    ", so the target's optimizer has no number for them. A job that gives them to its optimizer gets torch's `doesn't match"
+    " the size of optimizer's group`: give it the trained ones alone, and add the others after loading"
+)
+UNLISTED = (
+    ", so the target's groups do not list them. A job that gives them to its optimizer gets `Missing key` from torch, or a"
+    " group without lr: give it the trained ones alone, and add the others after loading"
+)
 DECOUPLED = "decoupled_weight_decay"
 _ADAM = frozenset({"exp_avg", "exp_avg_sq"})
 # Options of the computation of a step, and `maximize`: optimizers minimise without it.
@@ -66,7 +75,28 @@ def advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
     """Notes on keys added to groups, and on states without a group."""
     if not any(tensor.states for tensor in structure.tensors) or not any(g.hyper for g in source.state.groups):
         return ()
-    return (*_of_keys(source, structure), *_of_empty(source, structure))
+    frozen = frozen_in_no_group(source, structure, UNLISTED)
+    return (*_of_keys(source, structure), *_of_empty(source, structure), *frozen)
+
+
+def frozen_in_no_group(source: Checkpoint, structure: Structure, consequence: str) -> tuple[str, ...]:
+    """Advice on frozen parameters whose groups no file of an engine states.
+
+    consequence: of their absence from a target's groups.
+    """
+    if not any(group.hyper for group in source.state.groups) or not format_named(source.state.framework).has_engine:
+        return ()
+    if not any(tensor.states for tensor in structure.tensors):
+        return ()
+    listed = {name for group in source.state.groups for name in group.every}
+    found = [tensor.name for tensor in structure.tensors if tensor.kind == "frozen" and tensor.name not in listed]
+    if not found:
+        return ()
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    names = ", ".join(found[:_SHOWN]) + more
+    alone = [group.name for group in source.state.groups if not group.every]
+    which = f" Group {', '.join(alone)} has no other parameters." if alone else ""
+    return (f"no file of the source states the groups of frozen parameters ({names}){consequence}.{which}",)
 
 
 def _of_empty(source: Checkpoint, structure: Structure) -> tuple[str, ...]:

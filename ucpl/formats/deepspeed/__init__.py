@@ -87,6 +87,8 @@ class DeepSpeedFormat(Format):
         return f"zero{settings['stage']}"
 
     def group_dropped(self, settings: Mapping[str, object], source: Format, *, is_listed: bool) -> str:
+        if is_listed and not settings.get("stage") and not settings.get("masters"):
+            return ""  # the optimizer is torch's own, which numbers frozen parameters
         if settings.get("stage") != 3:
             return f"ZeRO-{settings.get('stage')} keeps no group without trained parameters"
         if not source.has_engine and not is_listed:

@@ -6,7 +6,7 @@ from ucpl.extents import Structure
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.groups import differences
 from ucpl.files.model_texts import config_of
-from ucpl.registry import format_named
+from ucpl.formats.optimizer_hypers import NUMBERED, frozen_in_no_group
 
 SHOWN = 3
 WARM = (
@@ -58,11 +58,7 @@ MIXED = (
     "parameters are of {dtypes}, and an engine without 16 bits takes f32 alone: bf16 = 1 in the call rounds the weights and"
     " keeps their masters in f32, bf16 = 0 widens them"
 )
-NUMBERED = (
-    "no file of the source states the groups of frozen parameters ({names}), so the target's optimizer has no number for them."
-    " A job that gives them to its optimizer gets torch's `doesn't match the size of optimizer's group`. Give it the trained"
-    " ones alone, or take zero1, zero2 or zero3"
-)
+NUMBERED_ALONE = f"{NUMBERED}. zero1, zero2 and zero3 number buffers"
 BOOLS = "torch's optimizers make {names} of the parameters' type when they load it, as of their own: bool here, 0 and 1 there"
 
 
@@ -89,22 +85,9 @@ def _of_optimizer(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
         groups = len(structure.groups)
         out += [ADAGRAD] if stage == 3 else [ADAGRAD_GROUPS.format(count=groups)] if groups > 1 else []
     bools = {str(key[-1]) for (_, key), e in source.extents.items() if e.dtype == "bool" and key[-1] in states}
-    out += _frozen_in_no_group(source, structure) if not stage else ()
+    if not stage and not structure.settings.get("masters"):
+        out += frozen_in_no_group(source, structure, NUMBERED_ALONE)
     return (*out, *([BOOLS.format(names=", ".join(sorted(bools)))] if bools else []))
-
-
-def _frozen_in_no_group(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
-    """Advice on frozen parameters of ZeRO, whose groups are unknown."""
-    if (
-        structure.settings.get("masters")
-        or not source.state.groups
-        or not format_named(source.state.framework).has_engine
-    ):
-        return ()
-    listed = {name for group in source.state.groups for name in group.every}
-    found = [tensor.name for tensor in structure.tensors if tensor.kind == "frozen" and tensor.name not in listed]
-    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return (NUMBERED.format(names=", ".join(found[:SHOWN]) + more),) if found else ()
 
 
 def universal_advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 
@@ -197,6 +198,7 @@ class Gathered:
         """
         version = Value.of(files[0]).find("ds_version")
         said = version.held if version is not None and isinstance(version.held, str) else ""
+        known = {tensor.name for tensor in facts.tensors} | {*_empty_in(self.blobs)}
         made = Checkpoint(
             top=place.top,
             root=place.root,
@@ -216,7 +218,7 @@ class Gathered:
                 tensors=facts.tensors,
                 aliases=facts.aliases,
                 settings=self.settings,
-                groups=tuple(self.groups),
+                groups=tuple(_with_frozen(group, known) for group in self.groups),
                 scalars=self.scalars,
                 blobs=self.blobs,
                 carried=facts.callers.of[0],
@@ -250,3 +252,22 @@ def callers_of(files: tuple[TorchFile, ...], pp: int = 1, tp: int = 1) -> Carrie
         for part in files
     )
     return CarriedByRank(tuple(states), pp, tp)
+
+
+def _empty_in(blobs: Mapping[str, object]) -> Mapping[str, object]:
+    """Tensors without elements by name."""
+    noted = blobs.get("empty_tensors")
+    return noted if isinstance(noted, dict) else {}
+
+
+def _with_frozen(group: ParameterGroup, known: set[str]) -> ParameterGroup:
+    """A group with all its names, if torch's `param_names` state them.
+
+    ZeRO's shards number buffers, so that nothing else names the frozen parameters of a group.
+    """
+    stated = group.hyper.get("param_names")
+    if group.listed or not isinstance(stated, list) or not all(isinstance(name, str) for name in stated):
+        return group
+    names = [name for name in stated if name in known]
+    is_all = set(group.members) < set(names) and [n for n in names if n in group.members] == list(group.members)
+    return evolve(group, listed=tuple(names)) if is_all and len(names) == len(stated) else group

@@ -268,7 +268,8 @@ def _hyper(writer: StepWriter, file: FileBuilder, g: int) -> dict[str, object]:
     """
     value = file.storages.value(writer.hypers[g])
     if "param_names" in value:
-        value = {**value, "param_names": list(writer.structure.groups[g][1])}
+        named = writer.listed[g] if writer.stage else writer.groups_numbered()[g]
+        value = {**value, "param_names": list(named)}
     if writer.source.state.parallel.experts is not None and value.get("moe") is True:
         value = {**value, "name": f"ep_size_{writer.settings.get('ep') or 1}"}
     return value

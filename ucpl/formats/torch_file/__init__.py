@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from ucpl.extents import Structure
     from ucpl.files.checkpoint import Checkpoint, Framework, Order
 
 _LAYOUTS = 'one file of a training script is torch_file(): {"model": ..., "optimizer": ...}'
@@ -53,6 +54,12 @@ class TorchFileFormat(Format):
 
         is_left = self.has_tensors_alone(settings) and name not in (*DESCRIBING, EXTRA)
         return "a state dict alone has no place for it" if is_left else ""
+
+    def advice(self, source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+        from ucpl.formats.optimizer_hypers import NUMBERED, frozen_in_no_group
+
+        is_alone = self.has_tensors_alone(structure.settings)
+        return () if is_alone else frozen_in_no_group(source, structure, NUMBERED)
 
     def known_globals(self) -> frozenset[str]:
         from ucpl.formats.torch_dicts import VALUES

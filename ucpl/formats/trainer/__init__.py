@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from ucpl.extents import Structure
     from ucpl.files.checkpoint import Checkpoint, Framework, Order
 
 
@@ -39,6 +40,11 @@ class _Run(Format):
     def job(self, settings: Mapping[str, object]) -> str:
         ranks = degree_of(settings, "dp")
         return f"{ranks} rank{'s' * (ranks > 1)}"
+
+    def advice(self, source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+        from ucpl.formats.optimizer_hypers import NUMBERED, frozen_in_no_group
+
+        return frozen_in_no_group(source, structure, NUMBERED)
 
     def companions_of(self, root: Path) -> tuple[str, ...]:
         from ucpl.formats.trainer.reading import own_files
