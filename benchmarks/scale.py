@@ -1,6 +1,7 @@
 """Run every verb over huge checkpoints, for `make scale`.
 
-The cases: 200,000 tiny tensors; 5,000 files under `ulimit -n 256`; one tensor of 2^33 elements.
+The cases: 200,000 tiny tensors of equal sizes; as many of different sizes, planned alone; 5,000 files under
+`ulimit -n 256`; one tensor of 2^33 elements; DeepSeek-V3's 45,395 tensors in 157 files, planned for two targets.
 
     python -m benchmarks.scale [--case tensors] [--kind zero1] [--verb infer] [--tensors N] [--files N] [--elements N]
 
@@ -23,13 +24,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.sparse import MAKERS, Shapes, tensors_like
+from benchmarks.sparse import MAKERS, Shapes, deepseek_v3, tensors_like, unlike
 from ucpl.records import frozen
 
 DESCRIPTORS = 256
 SECONDS = 1800  # of one verb
 TARGETS = {"huggingface": "plain()", "plain": "safetensors()", "zero1": "zero3(dp=3)", "zero3": "zero1(dp=3)"}
-CASES = ("tensors", "files", "elements")
+CASES = ("tensors", "files", "elements", "unlike", "deepseek")
 VERBS = ("inspect", "infer", "show", "plan", "convert", "compare")
 
 
@@ -41,6 +42,7 @@ class Case:
     kind: str
     shapes: Shapes
     files: int
+    plans: tuple[str, ...] = ()  # targets of plans; no other verb runs then
 
     @property
     def writes(self) -> bool:
@@ -52,7 +54,8 @@ class Case:
 
     def __str__(self) -> str:
         shape = next(iter(self.shapes.values()))
-        return f"{self.kind}, {len(self.shapes):,} of {list(shape)}, {self.files:,} files"
+        sizes = f"{list(shape)}" if len({*self.shapes.values()}) == 1 else "several sizes"
+        return f"{self.kind}, {len(self.shapes):,} of {sizes}, {self.files:,} files"
 
 
 def cases(tensors: int, files: int, elements: int) -> Iterator[Case]:
@@ -64,10 +67,15 @@ def cases(tensors: int, files: int, elements: int) -> Iterator[Case]:
         yield Case(
             "elements", kind, tensors_like(1, (elements >> 16, 1 << 16)), 1 if kind in ("plain", "huggingface") else 2
         )
+    yield Case("unlike", "huggingface", unlike(tensors), 8, ("dcp(fsdp=4)",))
+    yield Case("deepseek", "huggingface", deepseek_v3(), 157, ("dcp(fsdp=64)", "zero3(dp=64)"))
 
 
 def commands(case: Case, source: Path, target: Path) -> Iterator[tuple[str, list[str]]]:
     """Each verb with its arguments, in an order that can run."""
+    if case.plans:
+        yield from (("plan", ["plan", "--from", str(source), "--to", to]) for to in case.plans)
+        return
     to = TARGETS[case.kind]
     yield "inspect", ["inspect", str(source)]
     yield "infer", ["infer", str(source)]
@@ -123,7 +131,8 @@ def one(case: Case, verbs: set[str], top: Path) -> bool:
             if verb not in verbs and not (verb == "convert" and "compare" in verbs):
                 continue
             found = cost(arguments)
-            print(f"| {case} | {verb} | {found.wall:.1f} | {found.core:.1f} | {found.peak / 1024:.0f} |", flush=True)
+            shown = f"{verb} `{arguments[-1]}`" if case.plans else verb
+            print(f"| {case} | {shown} | {found.wall:.1f} | {found.core:.1f} | {found.peak / 1024:.0f} |", flush=True)
             if found.status:
                 print(f"\n{verb} ended {found.status}:\n{found.said[-2000:]}", flush=True)
                 well = False

@@ -19,7 +19,7 @@ from ucpl.extents import DTYPES, Call, Global, Size, StorageRef, TensorRef
 from ucpl.files.torch_files import layout_torch_file, read_torch_file
 from ucpl.runtime.crc import crc_of_zeros
 
-__all__ = ["MAKERS", "Shapes", "tensors_like"]
+__all__ = ["MAKERS", "Shapes", "deepseek_v3", "tensors_like", "unlike"]
 
 FIXTURES = Path(__file__).resolve().parents[1] / "tests" / "fixtures" / "deepspeed"
 STEP = "global_step3"
@@ -31,6 +31,37 @@ Shapes: TypeAlias = Mapping[str, tuple[int, ...]]  # of the model's tensors, in 
 def tensors_like(count: int, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     """So many tensors of one shape, in layers of ten: `layers.0.part_0.weight`."""
     return {f"layers.{n // 10}.part_{n % 10}.weight": shape for n in range(count)}
+
+
+def unlike(count: int) -> dict[str, tuple[int, ...]]:
+    """So many tensors of as many sizes: no two of them fold."""
+    return {f"part_{n}.weight": (1 + n % 450, 1 + n // 450) for n in range(count)}
+
+
+def deepseek_v3() -> dict[str, tuple[int, ...]]:
+    """The 45,395 tensors of DeepSeek-V3 in bf16, in the order of its files."""
+    attention: Shapes = {
+        "q_a_proj": (1536, 7168),
+        "q_a_layernorm": (1536,),
+        "q_b_proj": (24576, 1536),
+        "kv_a_proj_with_mqa": (576, 7168),
+        "kv_a_layernorm": (512,),
+        "kv_b_proj": (32768, 512),
+        "o_proj": (7168, 16384),
+    }
+    made: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (129280, 7168)}
+    for layer in range(61):
+        at = f"model.layers.{layer}"
+        made |= {f"{at}.self_attn.{name}.weight": shape for name, shape in attention.items()}
+        if layer >= 3:
+            made |= {f"{at}.mlp.gate.weight": (256, 7168), f"{at}.mlp.gate.e_score_correction_bias": (256,)}
+        experts = [f"mlp.experts.{n}" for n in range(256)] + ["mlp.shared_experts"] if layer >= 3 else ["mlp"]
+        width = 2048 if layer >= 3 else 18432
+        for name in experts:
+            made |= {f"{at}.{name}.{side}_proj.weight": (width, 7168) for side in ("gate", "up")}
+            made[f"{at}.{name}.down_proj.weight"] = (7168, width)
+        made |= {f"{at}.input_layernorm.weight": (7168,), f"{at}.post_attention_layernorm.weight": (7168,)}
+    return made | {"model.norm.weight": (7168,), "lm_head.weight": (129280, 7168)}
 
 
 class Storages:
