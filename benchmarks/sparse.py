@@ -34,7 +34,7 @@ def tensors_like(count: int, shape: tuple[int, ...]) -> dict[str, tuple[int, ...
 
 
 def unlike(count: int) -> dict[str, tuple[int, ...]]:
-    """So many tensors of as many sizes: no two of them fold."""
+    """So many tensors of different sizes, which do not fold."""
     return {f"part_{n}.weight": (1 + n % 450, 1 + n // 450) for n in range(count)}
 
 

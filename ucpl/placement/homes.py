@@ -5,7 +5,7 @@ They are made one by one on request; planning never uses them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import accumulate
 
@@ -42,19 +42,16 @@ class Home:
 
 
 def home_of(block: Block, coordinate: int, choice: int) -> Home:
-    return Home(*block.place(coordinate, choice), *_sizes(block, coordinate))
+    return next(_homes_at(block, coordinate, [block.place(coordinate, choice)]))
 
 
-def _sizes(block: Block, coordinate: int) -> tuple[tuple[int, ...], int, int, bool, bool, tuple[int, ...]]:
-    """Fields of every tensor at a coordinate."""
-    return (
-        tuple(block.shape[coordinate].tolist()),
-        int(block.rank[coordinate]),
-        int(block.padding[coordinate]),
-        bool(block.undefined[coordinate]),
-        bool(block.live[coordinate]),
-        tuple(block.replica[coordinate].tolist()),
-    )
+def _homes_at(block: Block, coordinate: int, places: Iterable[tuple[str, Key]]) -> Iterator[Home]:
+    """Tensors at one coordinate, which have one size."""
+    shape, replica = tuple(block.shape[coordinate].tolist()), tuple(block.replica[coordinate].tolist())
+    rank, padding = int(block.rank[coordinate]), int(block.padding[coordinate])
+    undefined, live = bool(block.undefined[coordinate]), bool(block.live[coordinate])
+    for file, key in places:
+        yield Home(file, key, shape, rank, padding, undefined, live, replica)
 
 
 @frozen(eq=False, slots=False)
@@ -79,13 +76,8 @@ class Homes:
 
     @cached_property
     def each(self) -> tuple[Home, ...]:
-        return tuple(
-            Home(*place, *sizes)
-            for b in self.blocks
-            for c in range(len(b.rank) if b.choices else 0)
-            for sizes in (_sizes(b, c),)
-            for place in b.places(c)
-        )
+        coordinates = ((b, c) for b in self.blocks for c in range(len(b.rank)))
+        return tuple(home for b, c in coordinates for home in _homes_at(b, c, b.places(c)))
 
     def places(self) -> Iterator[tuple[tuple[int, ...], list[tuple[str, tuple[str, ...]]]]]:
         """Shape and places of tensors, by block and coordinate.
