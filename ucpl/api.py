@@ -23,6 +23,7 @@ from ucpl.conversion.opening import open_checkpoint as open_headers
 from ucpl.conversion.planning import Asked, make_plan
 from ucpl.conversion.requests import Given, called, library_of, model_named
 from ucpl.conversion.side import Side
+from ucpl.conversion.sides import families_of
 from ucpl.conversion.sides import source_side as describe
 from ucpl.conversion.sides import target_side as aim
 from ucpl.conversion.weights import in_names_of_both, open_for_comparison, open_for_inspection
@@ -228,7 +229,8 @@ def verify(checkpoint: Here, *, against: Here | None = None, **how: Unpack[ToVer
         if how.get("witness", True)
         else None
     )
-    found = verdict(opened, side.placement, asked=asked, **bounds_of(how))
+    folded = families_of(side) if described is None else None
+    found = verdict(opened, side.placement, asked=asked, folded=folded, **bounds_of(how))
     held = held_weights(opened, side.placement, bounds_of(how))
     loader = found_in(opened, of_class=how.get("witness", True))
     passed = entries_of(("not read", one.kind, one.name, one.why) for one in not_read_of(opened))

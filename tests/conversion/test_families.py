@@ -20,16 +20,21 @@ from tests.cli.command import FIXTURES
 from ucpl import api, language
 from ucpl.conversion import sides
 from ucpl.conversion.tracing import traced
-from ucpl.errors import UcplError
+from ucpl.errors import Diagnostic, UcplError
+from ucpl.files.checkpoint import Checkpoint
 from ucpl.language import nodes, print_file
+from ucpl.placement import Placement
 from ucpl.planning import Plan, load_plan, save_plan
 from ucpl.planning.difference import difference
+from ucpl.runtime.compare import Comparison
+from ucpl.verification import checkpoint
 
 HOUSE = str(Path(ucpl.__file__).parent)
 # Calls for each tensor more, by room. The work of these rooms is that of families: they list names alone.
 CALLS_MAX = dict.fromkeys(("placement", "tables", "graph", "planning", "extents"), 20)
 CALLS_MAX |= {"layout": 55, "language": 35, "inference": 5}  # they read and print each tensor of the model
 TOGETHER, ALONE = 1, 10**9
+Found = tuple[Comparison | None, list[Diagnostic]]
 SOURCES = ("z1_dp4", "z1_dp2_bf16", "z2_dp3_frozen", "z3_dp2_subgroup")
 TARGETS = (
     "dcp(fsdp = 3)", "safetensors_shards(fsdp = 2)", "zero3(dp = 3)", "zero1(dp = 2, round_robin = 1)", "universal()",
@@ -108,6 +113,28 @@ def test_an_error_is_the_same(target: str, tmp_path: Path, monkeypatch: pytest.M
             planned(source, target, count, monkeypatch)
         found.append(str(caught.value))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("source", ["z1_dp4", "z1_dp2_bf16", "z3_dp2_subgroup"])
+def test_copies_are_compared_by_families(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault is found once more without families."""
+    made: list[bool] = []
+    compared = checkpoint._compared
+
+    def watched(opened: Checkpoint, placement: Placement, memory: int, workers: int) -> Found:
+        made.append(bool(placement.layout.families))
+        copies, found = compared(opened, placement, memory, workers)
+        return copies, [Diagnostic("E700", str(made))] if faulty else found
+
+    monkeypatch.setattr(checkpoint, "_compared", watched)
+    faulty, found = False, []
+    for count in (ALONE, TOGETHER):
+        monkeypatch.setattr(sides, "FAMILIES_FROM", count)
+        verdict = api.verify(FIXTURES / source)
+        found.append((verdict.copied, verdict.rounded, verdict.notes, verdict.findings))
+    assert found[0] == found[1] and made == [False, True]
+    faulty = True
+    assert "[False, True, True, False]" in [one.message for one in api.verify(FIXTURES / source).findings]
 
 
 def test_few_tensors_are_planned_alone() -> None:

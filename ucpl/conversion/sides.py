@@ -5,6 +5,7 @@ A checkpoint or a spec describes the source. Values that the target's call leave
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from attrs import evolve
@@ -14,7 +15,7 @@ from ucpl.conversion.dropping import changed_source, demand_layers
 from ucpl.conversion.loader_names import for_loader
 from ucpl.conversion.opening import infer, own_layout
 from ucpl.conversion.ordering import is_read, without_order
-from ucpl.conversion.requests import Called, Given, Inherited
+from ucpl.conversion.requests import Called, Folding, Given, Inherited
 from ucpl.conversion.side import Side, located
 from ucpl.conversion.source_passes import Opened, apply_source_passes, config_of
 from ucpl.conversion.ties import framework_of, with_ties
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
     from ucpl.inference.parallel import Note
     from ucpl.inference.sizes import Found
     from ucpl.language import nodes
+    from ucpl.placement import Placement
 
-__all__ = ["sides", "source_side", "target_side"]
+__all__ = ["families_of", "sides", "source_side", "target_side"]
 
 # Tensors. A plan of fewer is cheap, and its nodes have the names of single ones.
 FAMILIES_FROM = 2_000
@@ -52,6 +54,21 @@ def source_side(checkpoint: Checkpoint, described: Called | None, given: Given) 
         own = evolve(given, model=found.model, inherited=found.inherited)
         return Side(Called(found.library, found.call), own, found.placement, checkpoint)
     return _described_side(checkpoint, one, given)
+
+
+def families_of(side: Side) -> Callable[[], Placement] | None:
+    """The placement of an inferred, large source with families."""
+    checkpoint = side.checkpoint
+    if checkpoint is None or not side.called.is_of_any or len(checkpoint.state.tensors) < FAMILIES_FROM:
+        return None
+
+    def placement() -> Placement:
+        from ucpl.inference.infer import stated_of
+
+        given = evolve(side.given, folding=Folding(is_done=True))
+        return located(side.called, given, stated=stated_of(checkpoint)).placement
+
+    return placement
 
 
 def _described_side(checkpoint: Checkpoint, one: Called, given: Given) -> Side:

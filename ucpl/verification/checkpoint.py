@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from ucpl.errors import Diagnostic, Label, UcplError, catalogue
@@ -74,11 +76,13 @@ def verdict(
     memory: int = 512 << 20,
     workers: int = 2,
     quick: float | None = None,
+    folded: Callable[[], Placement] | None = None,
 ) -> Verdict:
     """Verify an opened and located checkpoint. Its faults are findings, not errors.
 
     asked: which witnesses are called for the spec; None calls none but those that the checkpoint itself is.
     quick: seconds for reading. Only digests are compared then.
+    folded: the placement with tensors that are stored alike as one.
     """
     files = verify_files(checkpoint, memory=memory, workers=workers, seconds=quick)
     findings = [*checkpoint.state.issues, *files.findings]
@@ -91,7 +95,7 @@ def verdict(
     copies: Comparison | None = None
     held: Comparison | None = None
     try:
-        copies, found = _copies(checkpoint, placement, memory, workers)
+        copies, found = _copies(checkpoint, placement, folded, memory, workers)
         copied = copies.elements if copies is not None else 0
         findings += found
         notes.append(_copies_text(copies))
@@ -159,6 +163,27 @@ def _contradiction(witness: Evidence, checkpoint: Checkpoint) -> Diagnostic:
 
 
 def _copies(
+    checkpoint: Checkpoint,
+    placement: Placement,
+    folded: Callable[[], Placement] | None,
+    memory: int,
+    workers: int,
+) -> tuple[Comparison | None, list[Diagnostic]]:
+    """Compare with families first.
+
+    A fault is found once more without them, so that it names a tensor.
+    """
+    if folded is not None:
+        try:
+            copies, found = _compared(checkpoint, folded(), memory, workers)
+        except UcplError:
+            return _compared(checkpoint, placement, memory, workers)
+        if not found:
+            return copies, found
+    return _compared(checkpoint, placement, memory, workers)
+
+
+def _compared(
     checkpoint: Checkpoint, placement: Placement, memory: int, workers: int
 ) -> tuple[Comparison | None, list[Diagnostic]]:
     """Compare the places of elements that have more than one, and padding.
