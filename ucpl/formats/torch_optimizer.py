@@ -8,7 +8,7 @@ more than one assignment remains, the optimizer is refused (E446).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, permutations
 from math import prod
 from pathlib import Path
 from typing import NoReturn
@@ -149,7 +149,9 @@ def _groups(number: int, optimizer: Value, candidates: Mapping[str, Shape]) -> I
                 one.wrong("a number or a name of a parameter")
             params.append(one.held)
             held = states.find(one.held)
-            shapes.append(_allowed([*_shapes_in(held.held)], known) if held is not None else None)
+            shapes.append(
+                _factored(held.held, known) or _allowed([*_shapes_in(held.held)], known) if held is not None else None
+            )
         said = stated.find(g) if stated is not None else None
         elements = _elements(states, params, candidates)
         yield _Group(number, g, group, tuple(params), tuple(shapes), said, elements)
@@ -194,6 +196,29 @@ def _stated(held: Call) -> Iterator[Shape]:
             return
         if isinstance(one, tuple | list) and len(todo) < 64:
             todo.extend(one)
+
+
+def _factored(held: object, known: set[Shape]) -> frozenset[Shape]:
+    """The shapes of a parameter with means over rows and columns.
+
+    Adafactor of transformers, fairseq and timm keeps no state of a matrix's own shape: `exp_avg_sq_row` and `exp_avg_sq_col`
+    lack a dim each, and are alike for a square matrix.
+    """
+    if not isinstance(held, dict):
+        return frozenset()
+    tensors = {str(name): one.shape for name, one in held.items() if isinstance(one, TensorRef)}
+    pairs = [
+        (one, tensors[name[:-3] + "col"])
+        for name, one in tensors.items()
+        if name.endswith("row") and name[:-3] + "col" in tensors
+    ]
+    return frozenset(
+        shape
+        for shape in known
+        for rows, columns in pairs
+        for d, e in permutations(range(len(shape)), 2)
+        if rows == (*shape[:d], *shape[d + 1 :]) and columns == (*shape[:e], *shape[e + 1 :])
+    )
 
 
 def _allowed(found: list[Shape], known: set[Shape]) -> frozenset[Shape] | None:

@@ -167,3 +167,19 @@ def test_random_states_and_averages_are_no_models(tmp_path: Path) -> None:
     value = {"rng": {"cpu": torch.get_rng_state()}, "metrics": {"loss": torch.tensor(1.0)}, "w": torch.ones(2)}
     assert not dicts_of(opened(tmp_path / "one.pt", value)).models
     assert EXTRA
+
+
+def test_means_of_a_square_matrix_are_not_the_state_of_a_vector(tmp_path: Path) -> None:
+    """Adafactor of transformers, fairseq and timm: rows and columns of one length."""
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.LayerNorm(4), nn.Linear(4, 6, bias=False))
+    mean = {"step": 1, "RMS": 1.0}
+    states = {
+        0: {"exp_avg_sq_row": torch.ones(4), "exp_avg_sq_col": torch.ones(4), **mean},
+        1: {"exp_avg_sq": torch.ones(4), **mean},
+        2: {"exp_avg_sq": torch.ones(4), **mean},
+        3: {"exp_avg_sq_row": torch.ones(6), "exp_avg_sq_col": torch.ones(4), **mean},
+    }
+    held = {"state": states, "param_groups": [{"lr": 0.1, "params": [0, 1, 2, 3]}]}
+    found = opened(tmp_path / "one.pt", {"model": model.state_dict(), "optimizer": held})
+    (made,) = named_optimizers([found.at("optimizer")], named_tensors(found.at("model")))
+    assert made.groups == (tuple(name for name, _ in model.named_parameters()),)
