@@ -12,6 +12,7 @@ import pytest
 from ucpl.errors import UcplError
 from ucpl.language import nodes, parse, print_file
 from ucpl.language.tables import tables
+from ucpl.language.walk import lowest_version
 
 parse("ucpl 1")
 WORDS = sorted(
@@ -110,6 +111,7 @@ NUMBERS = {
     "argument": lambda w: nodes.Plan("p", nodes.Call("a", (nodes.Argument(None, nodes.Name(w)),)), CALL),
     "range": lambda w: model(nodes.Tensor("t", (dim("h", nodes.Name(w), nodes.Name(w), nodes.Name(w)),))),
     "sizes of a cut": lambda w: entry(nodes.Cut(H, (nodes.Split("a", "sizes", (nodes.Name(w), nodes.Name(w))),)), H),
+    "number of copies": lambda w: entry(H, nodes.Copies(nodes.Name(w))),
     "filled": lambda w: layout(nodes.Fill("a", (), nodes.Name(w)), nodes.FillStates(("a",), None, TWO, nodes.Name(w))),
     "when": lambda w: entry(H, clauses=(nodes.Clause("when", (nodes.Name(w),)), nodes.Clause("in", (w,)))),
     "dealt": lambda w: layout(nodes.Group("g", members=("a",), order=nodes.Name(w))),
@@ -117,7 +119,7 @@ NUMBERS = {
 
 
 def survives(statement: Any) -> None:
-    file = nodes.File("<text>", 1, (statement,))
+    file = nodes.File("<text>", lowest_version(statement), (statement,))
     assert parse(print_file(file)) == file
 
 

@@ -84,6 +84,8 @@ def cells_of(
             return cells_of(bound[name], numbers, rank, rest, each, flat)
         case nodes.Dim(name=name, range=within):
             return [Cell(((name, i),)) for i in numbers.among(within, numbers.name(name))]
+        case nodes.Copies(count=count):
+            return [Cell()] * numbers.value(count)
         case nodes.Each():
             assert each is not None
             return each

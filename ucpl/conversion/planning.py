@@ -394,6 +394,7 @@ def _demand_told(target: Side) -> None:
 
 def _closed_text(target: Side) -> str:
     from ucpl.language import nodes, print_file
+    from ucpl.language.walk import lowest_version
     from ucpl.layout import close, expand
 
     (library, call), given = target.called, target.given
@@ -403,7 +404,7 @@ def _closed_text(target: Side) -> str:
     held = {name for i in given.model.items if isinstance(i, nodes.State) for name in i.names}
     new = (nodes.State((s.name,), s.dtype, s.scalar, s.groups) for s in target.layout.states if s.name not in held)
     model = evolve(given.model, items=(*given.model.items, *new))
-    return print_file(nodes.File("layout.ucpl", 1, (model, layout)))
+    return print_file(nodes.File("layout.ucpl", lowest_version(layout), (model, layout)))
 
 
 def spec_digest(source: Side, target: Side) -> str:

@@ -79,7 +79,11 @@ class GraphSide:
         home = self.space.home(rows.offset)
         for n in each(rows.part):
             mine = rows.part == n
-            out[mine] = self.placement.parts[n].homes.replica(home[mine] - self.first[n])
+            part = self.placement.parts[n]
+            if part.copied:
+                out[mine] = np.arange(np.count_nonzero(mine))
+            else:
+                out[mine] = part.homes.replica(home[mine] - self.first[n])
         return out
 
     def member(self, rows: StoredBoxes) -> I64:
@@ -124,7 +128,7 @@ class GraphSide:
             Label(b.file, "and here", where="/".join(map(str, b.key))),
             notes=(f"layout {self.placement.layout.call}",),
             remedy="a part occurs once in a stored tensor: take one of the two out. Copies inside one tensor, as of key-value"
-            " heads that are repeated, cannot be written"
+            " heads that are repeated, are a factor: (g copies(2) d)"
             if (a.file, a.key) == (b.file, b.key)
             else "",
         )

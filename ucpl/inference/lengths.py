@@ -75,6 +75,9 @@ def length_of(axis: nodes.Axis, scope: Scope, ways: int = 1) -> Length | None:
             return _padded(length_of(inner, scope), number(scope, multiple), ways)
         case nodes.Trim(axis=inner):
             return length_of(inner.axis if isinstance(inner, nodes.Pad) else inner, scope, ways)
+        case nodes.Copies(count=count):
+            times = number(scope, count)
+            return None if times is None else Length(times * ways)
         case nodes.Stack(terms=terms):
             return _sum([_product(term.axes, scope, ways) for term in terms])
     return None

@@ -20,6 +20,7 @@ from ucpl.extents import Section, Sharding
 from ucpl.language import nodes, parse, print_file
 from ucpl.language.printer import print_axis
 from ucpl.language.quoting import quote
+from ucpl.language.walk import lowest_version
 from ucpl.layout import Library
 from ucpl.layout.expand import wildcards_of
 from ucpl.layout.scope import Config, Scope, Value
@@ -504,7 +505,7 @@ def extended(base: Base, name: str, extra: tuple[nodes.Parameter, ...], items: S
     made = nodes.Layout(name, (*known.parameters, *extra), "any", inner, tuple(items))
     file = f"{name}.ucpl"
     larger = evolve(base.library, known=dict(base.library.known), files=dict(base.library.files))
-    larger.add(parse(print_file(nodes.File(file, 1, (made,))), file))
+    larger.add(parse(print_file(nodes.File(file, lowest_version(made), (made,))), file))
     return Extended(larger, evolve(base.call, name=name))
 
 

@@ -273,6 +273,14 @@ class Trim:
 
 
 @frozen
+class Copies:
+    """`copies(n)`: a factor of n positions, which hold equal elements."""
+
+    count: Expr
+    span: Span = no_span()
+
+
+@frozen
 class Flat:
     """`axis` once per tensor of the group, end to end.
 
@@ -307,7 +315,7 @@ class Rest:
     span: Span = no_span()
 
 
-Axis = Dim | Stack | Pad | Trim | Flat | Each | Any_ | Rest | Cut
+Axis = Dim | Stack | Pad | Trim | Copies | Flat | Each | Any_ | Rest | Cut
 
 
 # ---- statements ------------------------------------------------------------------------------------------------------

@@ -161,6 +161,8 @@ def _axis(axis: Axis, words: frozenset[str]) -> str:
             return f"pad({_axis(axis.axis, BRACKET_WORDS)}, {_expr(axis.multiple, 0)}{kind})"
         case nodes.Trim():
             return f"trim({_axis(axis.axis, BRACKET_WORDS)})"
+        case nodes.Copies():
+            return f"copies({_expr(axis.count, 0)})"
         case nodes.Flat():
             return f"flat({_axis(axis.axis, BRACKET_WORDS)})"
         case nodes.Each():

@@ -334,6 +334,9 @@ class Patterns(Numbers):
     def trim(self, children: Children) -> nodes.Axis:
         return nodes.Trim(children[2], span=self.span(children))
 
+    def copied(self, children: Children) -> nodes.Axis:
+        return nodes.Copies(children[2], span=self.span(children))
+
     def flat(self, children: Children) -> nodes.Axis:
         if len(children) > 4:  # `flat(x, n)`: the record has the number as a clause
             self._buckets.append(Clause("buckets", (children[4],), span=self.span(children[4:5])))

@@ -12,9 +12,9 @@ from typing import TypeVar, cast
 import attrs
 from attrs import AttrsInstance
 
-from ucpl.language.nodes import Span
+from ucpl.language.nodes import Copies, Span
 
-__all__ = ["children", "inside", "rewritten", "walk"]
+__all__ = ["children", "inside", "lowest_version", "rewritten", "walk"]
 
 Record = TypeVar("Record", bound=AttrsInstance)
 Change = Callable[[AttrsInstance], AttrsInstance | None]
@@ -93,3 +93,8 @@ def _rewritten(value: object, change: Change) -> object:
         new = tuple([_rewritten(one, change) for one in value])
         return new if any(a is not b for a, b in zip(new, value, strict=True)) else value
     return rewritten(cast(AttrsInstance, value), change) if _is_record(value) else value
+
+
+def lowest_version(*roots: AttrsInstance) -> int:
+    """The lowest version of the language that can say these statements."""
+    return 2 if any(isinstance(node, Copies) for node in walk(*roots)) else 1

@@ -35,7 +35,7 @@ INSTEAD = {  # of each word that version 2 does without
 CLAUSE_WORDS = frozenset(
     {"at", "on", "in", "as", "dtype", "lossy", "exact", "value", "when", "buckets", "same", "mean", "sum", "max", "any"}
 )
-AXIS_WORDS = frozenset({"pad", "trim", "flat", "each"})  # wherever an axis can begin; of labels
+AXIS_WORDS = frozenset({"pad", "trim", "copies", "flat", "each"})  # wherever an axis can begin; of labels
 BRACKET_WORDS = AXIS_WORDS | CLAUSE_WORDS  # of the axes in brackets: after one of them a clause is a word here too
 PATTERN_WORDS = BRACKET_WORDS | {"none", "like"}  # of the axes outside brackets
 NONE_WORDS = frozenset({"none"})  # for definitions that an extending layout can remove

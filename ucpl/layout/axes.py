@@ -68,6 +68,13 @@ class Trim:
 
 
 @frozen
+class Copies:
+    """A factor whose positions hold equal elements."""
+
+    count: int
+
+
+@frozen
 class Flat:
     axis: Axis
 
@@ -77,7 +84,7 @@ class Each:
     pass
 
 
-Axis = Dim | Cut | Stack | Pad | Trim | Flat | Each
+Axis = Dim | Cut | Stack | Pad | Trim | Copies | Flat | Each
 
 
 @define
@@ -138,7 +145,7 @@ def children(axis: Axis) -> tuple[Axis, ...]:
             return (inner,)
         case Stack(terms=terms):
             return tuple(a for term in terms for a in term.axes)
-        case Dim() | Each():
+        case Dim() | Copies() | Each():
             return ()
         case _:
             assert_never(axis)
@@ -164,7 +171,7 @@ def rewritten(axis: Axis, change: Callable[[Axis], Axis | None]) -> Axis:
             return evolve(axis, axis=rewritten(inner, change))
         case Stack(terms=terms):
             return Stack(tuple(evolve(t, axes=tuple(rewritten(a, change) for a in t.axes)) for t in terms))
-        case Dim() | Each():
+        case Dim() | Copies() | Each():
             return axis
         case _:
             assert_never(axis)
@@ -202,6 +209,11 @@ def partly_cut(axes: tuple[Axis, ...]) -> frozenset[str]:
             if each:
                 found.update(frozenset[str]().union(*each) - each[0].intersection(*each))
     return frozenset(found)
+
+
+def is_copied(*axes: Axis) -> bool:
+    """True if elements may have several places in one stored tensor."""
+    return any(isinstance(node, Copies) for node in walk(*axes))
 
 
 def labels_of(axes: tuple[Axis, ...]) -> tuple[str | None, ...]:
@@ -251,6 +263,8 @@ def longest(axis: Axis, size_of: Callable[[str], int]) -> int:
             return -(-longest(inner, size_of) // multiple) * multiple
         case Cut(axis=inner) | Trim(axis=inner) | Flat(axis=inner):
             return longest(inner, size_of)
+        case Copies(count=count):
+            return count
         case Each():
             return 0
         case _:

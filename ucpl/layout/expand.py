@@ -13,7 +13,7 @@ from typing import TypeVar
 from attrs import evolve
 
 from ucpl.language import nodes
-from ucpl.language.walk import rewritten
+from ucpl.language.walk import lowest_version, rewritten
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.entries import is_wild, written_entries
 from ucpl.layout.library import Library
@@ -169,7 +169,7 @@ def close(
     model = nodes.Model(opened.model.name, tuple(model_items))
     layout_items = _founded(layout_items, model_items)
     layout = nodes.Layout(name, _parameters(opened), opened.model.name, None, tuple(layout_items))
-    return nodes.File("layout.ucpl", 1, (model, layout))
+    return nodes.File("layout.ucpl", lowest_version(layout), (model, layout))
 
 
 def _without_globs(opened: OpenedLayout, items: list[nodes.LayoutItem]) -> list[nodes.LayoutItem]:

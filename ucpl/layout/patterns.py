@@ -70,6 +70,11 @@ def axis_closed(node: nodes.Axis, scope: Scope, span: nodes.Span) -> ax.Axis:
                 remedy = f"write {print_axis(inner)}, or pad it: trim(pad({print_axis(inner)}, 8))"
                 fail("E190", f"`{print_axis(node)}` leaves padding out, and there is none", at(here), remedy=remedy)
             return ax.Trim(axis_closed(inner, scope, here))
+        case nodes.Copies(count=count):
+            n = scope.integer(count)
+            if not 1 <= n <= MULTIPLE_MAX:
+                fail("E145", f"{n} copies of each element", at(here), remedy=_MULTIPLES)
+            return ax.Copies(n)
         case nodes.Flat(axis=inner):
             return ax.Flat(axis_closed(inner, scope, here))
         case nodes.Each():
@@ -178,7 +183,7 @@ def check_indices(axes: Iterable[nodes.Axis], span: nodes.Span) -> None:
     seen: set[str] = set()
     for node in walk(*axes):
         place = at(node.span if isinstance(node, nodes.Dim | nodes.Cut) and node.span.line else span)
-        if isinstance(node, nodes.Cut | nodes.Pad | nodes.Trim):
+        if isinstance(node, nodes.Cut | nodes.Pad | nodes.Trim | nodes.Copies):
             said = print_axis(node)
             dim = next((n.name for n in walk(node) if isinstance(n, nodes.Dim)), "l")
             dealt = said if isinstance(node, nodes.Cut) and isinstance(node.axis, nodes.Dim) else f"{dim}@pp"
@@ -203,11 +208,11 @@ def check_flat(axis: nodes.Axis, span: nodes.Span) -> None:
     flats = [n for n in walk(axis) if isinstance(n, nodes.Flat)]
     eaches = [n for n in walk(axis) if isinstance(n, nodes.Each)]
     inside = [[n for n in walk(flat.axis) if isinstance(n, nodes.Each)] for flat in flats]
-    odd = next((n for n in walk(axis) if isinstance(n, nodes.Dim | nodes.Any_ | nodes.Rest)), None)
+    odd = next((n for n in walk(axis) if isinstance(n, nodes.Dim | nodes.Any_ | nodes.Rest | nodes.Copies)), None)
     if odd is None and flats and all(len(e) == 1 for e in inside) and len(eaches) == len(flats):
         return
     place = odd.span if odd is not None and odd.span.line else span
-    fail("E158", "a state line stores flat(each), padded and cut, and no dims by name", at(place))
+    fail("E158", "a state line stores flat(each), padded and cut, and no dims by name or copies", at(place))
 
 
 def dims_in(axes: Iterable[nodes.Axis]) -> list[str]:
@@ -277,6 +282,7 @@ def index_rules(items: Iterable[nodes.Record], scope: Scope) -> dict[str, ax.Axi
             rules[item.name] = item  # a layout's own rule wins over the model's
     for item in rules.values():
         check_no_flat([item.axis], item.span)
+        _check_no_copies(item)
         reject_live([item.axis], item.span, "an index")
     for name, item in rules.items():
         digits = _digits(item.axis)
@@ -288,6 +294,19 @@ def index_rules(items: Iterable[nodes.Record], scope: Scope) -> dict[str, ax.Axi
     for name, item in rules.items():
         _reject_circle(name, closed, item.span, (name,))
     return closed
+
+
+def _check_no_copies(item: nodes.Index) -> None:
+    """Refuse copies of the values of an index. Raises E138."""
+    for node in walk(item.axis):
+        if isinstance(node, nodes.Copies):
+            fail(
+                "E138",
+                f"`{print_axis(node)}` repeats values of the index `{item.name}`, and each has one place",
+                at(node.span if node.span.line else item.span),
+                remedy="ranks with equal layers need no word: name no mesh axis that distinguishes them;"
+                " copies inside one stored tensor are in an entry's pattern, (g copies(2) d)",
+            )
 
 
 def _reject_circle(name: str, rules: dict[str, ax.Axis], span: nodes.Span, chain: tuple[str, ...]) -> None:

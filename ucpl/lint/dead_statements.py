@@ -154,9 +154,12 @@ def _axes(axes: Iterable[nodes.Record], line: int) -> Iterator[str]:
             case nodes.Pad(axis=nodes.Pad(multiple=inner, kind=kind), multiple=outer, kind=other) if kind == other:
                 yield from _padded(inner, outer, line)
             case nodes.Stack(terms=terms):
-                whole = [t.label for t in terms if t.label and not any(_is_part(n) for n in walk(*t.axes))]
+                whole = [t.label for t in terms if t.label and not any(map(_is_part, walk(*t.axes)))]
                 for label in _twice(whole):
-                    yield f"`{label}:` is given twice in one sum (line {line}), and is one tensor. Write the other's label"
+                    yield (
+                        f"`{label}:` is given twice in one sum (line {line}), and is one tensor. Write the other's label; or,"
+                        f" if copies are meant, a factor, `{label}: copies(2) ...`"
+                    )
             case nodes.Cut(axis=nodes.Rest(), splits=splits):
                 cut = "".join(f"@{split.mesh_axis}" for split in splits)
                 yield (
@@ -176,7 +179,8 @@ def _axes(axes: Iterable[nodes.Record], line: int) -> Iterator[str]:
 
 
 def _is_part(node: nodes.Record) -> bool:
-    return isinstance(node, nodes.Dim | nodes.Any_) and node.range is not None
+    """True for a part of a dim, and for copies."""
+    return isinstance(node, nodes.Copies) or (isinstance(node, nodes.Dim | nodes.Any_) and node.range is not None)
 
 
 def _dealt(name: str, inner: nodes.Axis, cut: str, line: int) -> Iterator[str]:

@@ -82,6 +82,7 @@ def overlapping_parts(layout: Layout) -> Iterator[tuple[Span, str, int, int]]:
             said = [
                 (t.label, {d.name: (d.low, d.high) for d in ax.walk(*t.axes) if isinstance(d, ax.Dim)})
                 for t in stack.terms
+                if not ax.is_copied(*t.axes)
             ]
             parts = [(label, ends) for label, ends in said if any(high is not None for _, high in ends.values())]
             for (label, one), (other, two) in pairwise(said if parts else []):

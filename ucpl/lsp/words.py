@@ -62,6 +62,7 @@ WORDS = {
     "any": "trust one copy; of a layout, any model",
     "pad": "grown at the end to the next multiple: `pad(v, 128 * tp)`; a third word gives the padding's content",
     "trim": "the padding at the end is not stored",
+    "copies": "each element this many times, side by side: `(g copies(4) d)`; they are compared",
     "flat": "this for each tensor of the group, end to end; `flat(each, n)` begins a new one behind n elements",
     "each": "one tensor of the group, row-major, as it is cut on the rank",
     "chunk": "pieces of ceiling size, as torch.chunk: `@chunk(dp, 2)`",

@@ -48,6 +48,17 @@ class Padding:
 
 
 @frozen(slots=False)
+class Same:
+    """Positions with equal elements, of no dim."""
+
+    count: int
+
+    @cached_property
+    def length(self) -> int:
+        return self.count
+
+
+@frozen(slots=False)
 class Product:
     """Row-major: the last factor runs fastest."""
 
@@ -88,7 +99,7 @@ class Labelled:
         return self.cells.length
 
 
-Cells = Range | Padding | Product | Concat | Labelled
+Cells = Range | Padding | Same | Product | Concat | Labelled
 
 
 def cut(cells: Cells, low: int, high: int) -> Cells:
@@ -104,6 +115,8 @@ def cut(cells: Cells, low: int, high: int) -> Cells:
             return Range(cells.dim, cells.low + low, cells.low + high)
         case Padding():
             return Padding(high - low, cells.kind, cells.dim, cells.low + low)
+        case Same():
+            return Same(high - low)
         case Labelled():
             return Labelled(cells.label, cut(cells.cells, low, high), cells.tag)
         case Concat(parts=parts):
@@ -172,7 +185,7 @@ def _padding_at_end(cells: Cells) -> int:
     match cells:
         case Padding():
             return 0 if cells.kind == "live" else cells.length
-        case Range():
+        case Range() | Same():
             return 0
         case Labelled():
             return _padding_at_end(cells.cells)
@@ -239,6 +252,8 @@ def build(
                 low, high = ax.piece_of(split, cells.length, degrees[split.mesh_axis], here[split.mesh_axis])
                 cells = cut(cells, low, high)
             return cells
+        case ax.Copies(count=count):
+            return Same(count)
         case ax.Each():
             assert each is not None
             return each
@@ -271,6 +286,8 @@ def pieces_of(cells: Cells) -> list[Piece]:
     match cells:
         case Range(dim=dim, low=low, high=high):
             return [Piece(None, None, ((dim, low, high, 1),), 0)] if high > low else []
+        case Same(count=count):
+            return [Piece(None, None, (), n) for n in range(count)]
         case Padding(dim=None):
             return []
         case Padding(dim=str(dim), low=low):
@@ -325,7 +342,7 @@ def behind(piece: Piece, count: int) -> Piece:
 def padding_of(cells: Cells) -> dict[ax.PadKind, int]:
     """Number of padding cells by kind."""
     match cells:
-        case Range():
+        case Range() | Same():
             return {}
         case Padding():
             return {cells.kind: cells.count}

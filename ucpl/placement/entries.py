@@ -112,6 +112,7 @@ class EntryPlacer:
     shape_axes: tuple[str, ...] = field(init=False)
     index_axes: tuple[str, ...] = field(init=False)
     partly: frozenset[str] = field(init=False)  # axes that cut some terms of its shape and not others
+    copied: bool = field(init=False)  # elements have several places in one stored tensor
     kin: Kin = field(init=False)
     locals: dict[tuple[int, ...], LocalBoxes] = field(init=False)
     choices_found: dict[Indexed, Choices] = field(factory=dict)  # of all placers of a layout
@@ -126,6 +127,7 @@ class EntryPlacer:
         self.shape_axes = tuple(dict.fromkeys(a for x in self.entry.shape for a in ax.mesh_axes_of(x)))
         self.index_axes = tuple(dict.fromkeys(a for x in self.entry.indices for a in self._index_axes(x, frozenset())))
         self.partly = ax.partly_cut(self.entry.shape)
+        self.copied = ax.is_copied(*self.entry.shape)
         self.locals = self.locals_found.setdefault(self._kin(), {})
         self.kin = id(self.locals)  # of whatever is equal: to compare patterns takes long
         for axis in (*self.shape_axes, *self.index_axes):

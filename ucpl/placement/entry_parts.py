@@ -143,12 +143,11 @@ class EntryParts:
         counts: Counts,
     ) -> Part:
         """Part of a state, by its `like` line; templates may use `counts`."""
-        entry, site = placer.entry, self.site
-        storing = like.storing if like is not None else entry.storing
+        entry, site, storing = placer.entry, self.site, placer.entry.storing if like is None else like.storing
         used = site.mesh_names(site.names_of(rule, key) | set(placer.axes) | {a for a, _ in entry.storing.at})
         where = (*entry.storing.at, *(storing.at if like is not None else ()))
         # Along these, homes may hold the same elements: the axes that do not cut, or not everything.
-        shared = {a for a in used if a not in placer.axes} | placer.partly
+        shared = {*used}.difference(placer.axes) | placer.partly
         replica = tuple(a for a in used if a in shared and site.ranks.degrees[a] > 1)
         spreads = self.spreads(placer, used, where)
         by_begin = is_by_begin(rule, site.layout)
@@ -211,6 +210,7 @@ class EntryParts:
             entry.storing.scaled and state == "weight",
             storing.exact,
             live=found.live,
+            copied=placer.copied,
             axes=tuple(dict.fromkeys((*used, *(a for a, _ in where)))),
         )
 

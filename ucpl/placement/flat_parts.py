@@ -454,6 +454,7 @@ class FlatParts:
             line.line.span,
             exact=storing.exact,
             live=pieces[1],
+            copied=any(placer.copied for placer in line.involved),
             axes=tuple(dict.fromkeys((*line.used, *(a for a, _ in storing.at)))),
         )
 

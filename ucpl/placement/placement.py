@@ -84,6 +84,7 @@ class Part:
     # Of tensors that it holds with another value than `value`.
     values: dict[str, tuple[float, float]] = field(factory=dict)
     live: Pieces | None = None  # boxes of rows that training changes, behind the end of a dim: alone of no tensor
+    copied: bool = False  # elements have several places in one stored tensor
     # Mesh axes (or `rank`) that distinguish its stored tensors: ranks that differ only along others hold the same.
     axes: tuple[str, ...] = ()
     # Of each block's choices, where families are stored: the place of its first stored tensor among those of the layout, as

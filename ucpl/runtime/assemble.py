@@ -33,6 +33,9 @@ from ucpl.tables import each
 from ucpl.tables.operations import Check, Derive, Fill, Merge, Node, Reduce, Scale
 
 _ROUNDED = "`value` makes a number that the type does not hold: write `lossy` behind it, where rounding is meant"
+_COPIED = (
+    "Find out which one is right. `copies(n)` holds while these elements are equal; if each was trained, they are dims"
+)
 
 __all__ = ["Assembler", "CopyDifference"]
 
@@ -422,6 +425,7 @@ class Assembler:
             f"{key_text(copy.key)} in {copy.file}",
             *labels,
             notes=(f"both go to {there.text}{there.index_text(found.target_position)} of {there.file}",),
+            remedy=_COPIED if first is not None and first[0] is copy else "",
             about=copy.key,
         )
 

@@ -75,6 +75,7 @@ class DrawnStates:
     axes: Sequence[str]  # of the mesh
     axis: str | None
     ways: int
+    version: int  # of the language
 
     def lines(self) -> list[str]:
         return self.flat_states() if self.axis is not None else self.like_states()
@@ -89,7 +90,8 @@ class DrawnStates:
         groups = self.groups()
         out = [line for _, line in groups]
         names = [n for n, _ in groups]
-        spoken = f" of {', '.join(names)}" if names else ""
+        word = "of" if self.version == 1 else "for"
+        spoken = f" {word} {', '.join(names)}" if names else ""
         where = "".join(f".{{{a}}}" for a in self.axes)
         for state in ("fp32", "*") if self.draw(booleans()) else ("*",):
             pattern, buckets = self.flat()
@@ -131,8 +133,21 @@ class DrawnStates:
         ]
         which = self.draw(integers(0, 2))
         pattern = self.draw(sampled((even, outer, inner)[which]))
-        buckets = f" buckets {self.draw(integers(1, 40))}" if which < 2 and self.draw(booleans()) else ""
-        return pattern, buckets
+        if which == 2 or self.draw(booleans()):
+            return pattern, ""
+        limit = self.draw(integers(1, 40))
+        return (pattern, f" buckets {limit}") if self.version == 1 else (_limited(pattern, limit), "")
+
+
+def _limited(pattern: str, limit: int) -> str:
+    """The pattern whose one flat buffer ends at so many elements."""
+    start = pattern.index("flat(") + len("flat")
+    depth = 0
+    for n, sign in enumerate(pattern[start:], start):
+        depth += (sign == "(") - (sign == ")")
+        if depth == 0:
+            return f"{pattern[:n]}, {limit}{pattern[n:]}"
+    raise ValueError(pattern)
 
 
 # ---- one drawn layout ------------------------------------------------------------------------------------------------
@@ -163,6 +178,7 @@ class DrawnLayout:
         self.lines: list[str] = []
         self.state_axis: str | None = None  # that cuts flats, and nothing else
         self.seconds: set[str] = set()
+        self.version = 2 if draw(booleans()) else 1
 
     def example(self, name: str) -> Example:
         lines = ["  mesh " + " ".join(self.degrees)]
@@ -178,9 +194,9 @@ class DrawnLayout:
         lines += self.entries()
         axis = self.state_axis
         ways = self.degrees[axis] if axis is not None else 1
-        lines += DrawnStates(self.draw, self.model, tuple(self.degrees), axis, ways).lines()
+        lines += DrawnStates(self.draw, self.model, tuple(self.degrees), axis, ways, self.version).lines()
         models, of = _called(self.model) if self.draw(booleans()) else ((self.model,), self.model.name)
-        text = f"{print_file(nodes.File('', 1, models)).rstrip()}\n\n" + self.layout(name, of, lines)
+        text = f"{print_file(nodes.File('', self.version, models)).rstrip()}\n\n" + self.layout(name, of, lines)
         degrees = ", ".join(f"{k} = {v}" for k, v in self.degrees.items())
         return Example(text, f"{name}({degrees})", f"{name}.ucpl")
 
@@ -357,7 +373,7 @@ class DrawnLayout:
         indexed = {self.rules[i][1] for i in indices if i in self.rules}
         spare = [a for a in self.degrees if a not in used and a not in indexed and a != self.state_axis]
         if spare and not place and "ep" not in used and self.draw(integers(0, 3)) == 0:
-            means = [] if self.state_axis else ["mean", "max"]
+            means = [] if self.state_axis else ["mean", *(["max"] if self.version == 1 else [])]
             words = [["same", "any", *means], ["same", "any"]][: self.draw(integers(1, min(2, len(spare))))]
             policy = "".join(f" {self.draw(sampled(w))} @{a}" for w, a in zip(words, spare, strict=False))
         if used == ["ep"] and not place and not indexed - {None} and self.draw(booleans()):
@@ -437,6 +453,10 @@ class DrawnLayout:
                 text = f"({text}[..1] + {text}[1..])" if text == dim else text
             length *= self.sizes[dim]
             out.append(text)
+            if self.version > 1 and self.draw(integers(0, 9)) == 0:
+                copies = self.draw(integers(1, 3))
+                length *= copies
+                out.insert(self.draw(integers(0, len(out))), f"copies({copies})")
         return " ".join(out), length if known else None
 
     def cut(self, text: str, length: int, free: list[str], used: list[str]) -> str:
