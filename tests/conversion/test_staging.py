@@ -5,15 +5,13 @@ Those of a killed run go with the next one.
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.command import ROOT, good
+from tests.cli.command import good
+from tests.forking import Command
 from tests.formats.folders.test_containers import source  # noqa: F401  (a Trainer's folder)
 
 BEGUN = ("convert", "source", "target", "--to", "zero1(dp=3, bf16=1)")
@@ -24,9 +22,7 @@ def killed(folder: Path, *argv: str) -> None:
 
     The weights next to the shards exist by then.
     """
-    env = {**os.environ, "UCPL_FAIL_AT": "target-write:40:kill", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-m", "ucpl", *argv], cwd=folder, env=env, capture_output=True)
-    assert done.returncode == -signal.SIGKILL
+    assert Command(*argv, cwd=folder, UCPL_FAIL_AT="target-write:40:kill").end() == -signal.SIGKILL
 
 
 @pytest.mark.fault(

@@ -9,17 +9,16 @@ from tests.docs.faults import SECTIONS, failpoints, faults, page
 from tests.english.rules import check_text
 from ucpl.runtime import failpoints as points
 
-FOUND = list(faults())
-
 
 def test_each_marker_is_a_row_of_a_known_section() -> None:
-    assert len(FOUND) > 150
-    assert {one.section for one in FOUND} == set(SECTIONS)
-    assert len({one.test for one in FOUND}) == len(FOUND)
+    rows_found = list(faults())
+    assert len(rows_found) > 150
+    assert {one.section for one in rows_found} == set(SECTIONS)
+    assert len({one.test for one in rows_found}) == len(rows_found)
     text = page()
     rows = re.findall(r"^\| .* \| `(tests/\S+\.py::test_\w+)` \|$", text, re.MULTILINE)
-    assert sorted(rows) == sorted(one.test for one in FOUND)
-    assert [one for one in FOUND if not one.fault or not one.guarantee] == []
+    assert sorted(rows) == sorted(one.test for one in rows_found)
+    assert [one for one in rows_found if not one.fault or not one.guarantee] == []
 
 
 def test_the_page_names_each_failpoint_and_action() -> None:

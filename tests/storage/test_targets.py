@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +16,7 @@ import pytest
 
 import ucpl
 import ucpl.api
+from tests.forking import Command
 from tests.storage.conftest import EXAMPLE
 from tests.storage.test_sources import files, refused
 from ucpl.errors import UcplError
@@ -249,13 +248,12 @@ def test_a_killed_run_leaves_nothing_that_counts(tmp_path: Path, wanted: dict[st
     --resume starts again.
     """
     url, target = f"local://{tmp_path}/out", tmp_path / "out"
-    command = [sys.executable, "-m", "ucpl", "convert", str(EXAMPLE), url, "--to", TO]
-    here = {**os.environ, "UCPL_REMOTE_DIR": str(tmp_path)}
-    killed = subprocess.run(command, env={**here, "UCPL_FAIL_AT": f"{point}:1:kill"}, capture_output=True, check=False)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    command, here = ("convert", EXAMPLE, url, "--to", TO), {"UCPL_REMOTE_DIR": str(tmp_path)}
+    killed = Command(*command, **here, UCPL_FAIL_AT=f"{point}:1:kill")
+    assert killed.end() == -signal.SIGKILL, killed.err
     assert not (target / MANIFEST).exists() and (target / UNFINISHED).exists()
-    assert subprocess.run(command, env=here, capture_output=True, check=False).returncode == 4
-    done = subprocess.run([*command, "--resume"], env=here, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert Command(*command, **here).end() == 4
+    done = Command(*command, "--resume", **here)
+    assert done.end() == 0, done.err
     assert files(target) == wanted
     assert sorted(os.listdir(tmp_path)) == ["out"]

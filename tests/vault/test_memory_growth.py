@@ -83,10 +83,10 @@ def test_what_is_held_is_that_of_generations_that_count(
     monkeypatch.setattr(peers, "EVERY", 0.0)
     with ExitStack() as ends:
         step = kind(tmp_path, ends)
-        for number in range(1, 13):  # four rounds of all slots
+        for number in range(1, 7):  # two rounds of all slots
             step(number)
         before = held()
-        for number in range(13, 25):
+        for number in range(7, 13):
             step(number)
         assert held() - before == Counter()
 

@@ -76,7 +76,7 @@ class Processes:
                 while True:
                     with suppress(OSError):  # another host does not answer
                         server.turn()
-                    time.sleep(0.002)
+                    time.sleep(0.006)
 
         def write(rank: int) -> None:
             first(rank)

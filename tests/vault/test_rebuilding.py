@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 
 import ucpl
+from tests.cli.command import good
 from tests.vault.states import Truth, call, memory
 from ucpl.conversion.lost_bytes import losses_of
 from ucpl.conversion.opening import open_checkpoint
@@ -135,8 +134,7 @@ def test_verbs_say_it(tmp_path, truth):
         shutil.rmtree(here.vault.home / "d2")
 
         def told(*words: str) -> str:
-            command = [sys.executable, "-m", "ucpl", *words]
-            return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            return good(*words).out
 
         said = "bytes that d2 lost, from d0, d1, d3, by raim5"
         kept = str(tmp_path / "kept.plan")

@@ -9,13 +9,12 @@ import errno
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.vault.states import ROOT, Truth, call, memory
+from tests.forking import Command
+from tests.vault.states import Truth, call, memory
 from ucpl.cli import main
 from ucpl.storage.vaults.committed import get_commits, read_job
 from ucpl.storage.vaults.domains import Domain
@@ -87,9 +86,7 @@ def test_the_newest_that_can_be_had_is_restored(tmp_path, home, truth, capsys):
 
 
 def killed(home: Path, target: Path, trap: str, *more: str) -> int:
-    command = [sys.executable, "-m", "ucpl", "vault", "restore", str(home), str(target), "--to", call("dp=3"), *more]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "UCPL_FAIL_AT": trap}
-    return subprocess.run(command, env=environment, capture_output=True, timeout=120).returncode
+    return Command("vault", "restore", home, target, "--to", call("dp=3"), *more, UCPL_FAIL_AT=trap).end()
 
 
 @pytest.mark.fault(

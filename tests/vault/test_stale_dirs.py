@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.forking import Command
 from tests.vault.keys import keys_of
-from tests.vault.states import ROOT, Truth
+from tests.vault.states import Truth
 from ucpl import UcplError, verify
 from ucpl.cli import main
 from ucpl.vault import Vault
@@ -36,12 +35,8 @@ def test_work_that_was_left_is_removed_and_that_of_the_living_is_not(tmp_path, m
     assert {path.name for path in tmp_path.iterdir()} == {living.name, file.name, elsewhere.name, "other"}
 
 
-def serving(home: Path, runs: Path, *traps: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "ucpl", "vault", "serve", str(home), "--domain", "0"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **({"UCPL_FAIL_AT": traps[0]} if traps else {})}
-    return subprocess.Popen(
-        [*command, "--every", "1", "--into", str(runs)], env=environment, stdout=subprocess.PIPE, text=True
-    )
+def serving(home: Path, runs: Path, fails: str = "") -> Command:
+    return Command("vault", "serve", home, "--domain", 0, "--every", 1, "--into", runs, UCPL_FAIL_AT=fails)
 
 
 def wait_for(path: Path) -> None:
@@ -66,7 +61,7 @@ def test_a_server_that_was_killed_while_it_wrote_writes_it_once_more(tmp_path):
     with vault.writer(0, layout=one.layout, strict=True, wait=60) as writer:
         killed = serving(home, runs, "vault-persist:1:kill")
         writer.save(1, one.cut[1][0])
-        assert killed.wait(60) == -signal.SIGKILL and any(p.name.startswith(".step-1.") for p in runs.glob(WORKS))
+        assert killed.end(60) == -signal.SIGKILL and any(p.name.startswith(".step-1.") for p in runs.glob(WORKS))
         living = serving(home, runs)
         try:
             wait_for(runs / "step-1")
@@ -77,7 +72,7 @@ def test_a_server_that_was_killed_while_it_wrote_writes_it_once_more(tmp_path):
             assert one.step_of(runs / "step-1.generation-3") == 1 and one.step_of(runs / "step-2") == 2
         finally:
             living.terminate()
-            living.wait(60)
+            living.end(60)
 
 
 def test_a_step_that_several_vaults_made_anew_saved_is_written_each_time(tmp_path):
@@ -97,7 +92,7 @@ def test_a_step_that_several_vaults_made_anew_saved_is_written_each_time(tmp_pat
                 wait_for(runs / name)
             finally:
                 living.terminate()
-                living.wait(60)
+                living.end(60)
         shutil.rmtree(home)
     tried: list[str] = []
 

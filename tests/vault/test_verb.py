@@ -6,8 +6,6 @@ import errno
 import json
 import os
 import shutil
-import subprocess
-import sys
 import time
 from contextlib import contextmanager
 from functools import partial
@@ -16,10 +14,11 @@ from pathlib import Path
 import pytest
 
 import ucpl
+from tests.forking import Command
 from tests.ports import free_ports
 from tests.vault.keys import keys_of
 from tests.vault.small import give
-from tests.vault.states import ROOT, Truth, call, memory
+from tests.vault.states import Truth, call, memory
 from ucpl.cli import main
 from ucpl.vault import Vault
 from ucpl.vault.files import ToSave, text_file
@@ -32,23 +31,16 @@ def truth(tmp_path_factory):
 
 @contextmanager
 def served(home: Path, *more: str):
-    command = [sys.executable, "-m", "ucpl", "vault", "serve", str(home), *more]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    servers = [
-        subprocess.Popen([*command, "--domain", str(d)], env=environment, stdout=-1, stderr=-1, text=True)
-        for d in range(2)
-    ]
+    servers = [Command("vault", "serve", home, *more, "--domain", d) for d in range(2)]
     try:
         for one in servers:
-            assert one.stdout is not None
-            assert one.stdout.readline().startswith("serving ")
+            assert one.line().startswith("serving ")
         yield servers
     finally:
         for one in servers:
             one.terminate()
         for one in servers:
-            one.communicate()
-            assert one.returncode in (130, -9)
+            assert one.end() in (130, -9)
 
 
 def told(capsys, *words: object) -> tuple[int, dict]:
@@ -308,13 +300,12 @@ def test_a_server_reports_an_obstacle_and_continues(tmp_path):
         for writer in writers:
             give(writer, partial(written_by, writer.rank))
             writer.save(1, None)
-        assert servers[0].stdout is not None
-        said = servers[0].stdout.readline()
+        said = servers[0].line()
         assert said.startswith(f"waits      {home}/d0/p.s0: Is a directory"), said
         assert Vault.at(home).committed() is None
         (home / "d0" / "p.s0").rmdir()
         until(lambda: Vault.at(home).committed() is not None)
-        assert all(one.poll() is None for one in servers)
+        assert all(one.status is None for one in servers)
         for writer in writers:
             writer.close()
 
@@ -325,12 +316,11 @@ def test_a_server_reports_an_obstacle_and_continues(tmp_path):
 def test_a_server_whose_domain_is_gone_ends_and_says_what_to_do(tmp_path):
     home = tmp_path / "job"
     Vault.make(home, ranks=2, domains=2)
-    command = [sys.executable, "-m", "ucpl", "vault", "serve", str(home), "--domain", "1"]
-    one = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert one.stdout is not None and one.stdout.readline().startswith("serving ")
+    one = Command("vault", "serve", home, "--domain", 1)
+    assert one.line().startswith("serving ")
     shutil.rmtree(home / "d1")
-    _, said = one.communicate(timeout=30)
-    assert one.returncode == 4 and "d1 is gone, while it was served" in said and "start the server once more" in said
+    assert one.end(30) == 4
+    assert "d1 is gone, while it was served" in one.err and "start the server once more" in one.err
 
 
 @pytest.mark.parametrize(
@@ -395,23 +385,20 @@ def served_by_hosts(top: Path, *more: str):
     ports = free_ports(2)
     at = ",".join(f"127.0.0.1:{port}" for port in ports)
     shape = ["--ranks", "2", "--domains", "2", "--hosts", at, *more]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
-    def start(number: int, home: Path):
-        command = [sys.executable, "-m", "ucpl", "vault", "serve", str(home), "--domain", str(number), *shape]
-        command += ["--keys", str(keys_of(number))]
-        one = subprocess.Popen(command, env=environment, stdout=-1, stderr=-1, text=True)
+    def start(number: int, home: Path) -> Command:
+        one = Command("vault", "serve", home, "--domain", number, *shape, "--keys", keys_of(number))
         servers.append(one)
-        assert one.stdout is not None and one.stdout.readline().startswith("serving ")
+        assert one.line().startswith("serving ")
         return one
 
-    servers: list[subprocess.Popen[str]] = []
+    servers: list[Command] = []
     try:
         yield start
     finally:
         for one in servers:
             one.kill()
-            one.communicate()
+            one.end()
 
 
 def test_two_hosts_keep_what_their_ranks_save_and_make_up_for_each_other(tmp_path, truth, capsys):
@@ -443,7 +430,7 @@ def test_two_hosts_keep_what_their_ranks_save_and_make_up_for_each_other(tmp_pat
         for writer in writers:
             writer.close()
         servers[0].kill()
-        servers[0].wait()
+        servers[0].end()
         shutil.rmtree(homes[0].parent)
         assert told(capsys, "restore", homes[1], tmp_path / "back", "--to", call("tp=2"))[0] == 0
         assert truth.step_of(tmp_path / "back") == 1
