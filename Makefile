@@ -21,7 +21,7 @@ TIMED := plan start lsp convert forms peer usual $(RANKED)
 
 help:
 	@echo "make demo      convert a real DeepSpeed checkpoint through a plan and prove the result"
-	@echo "make test      every fourth case of each test, none that needs a training framework (tests/thorough.toml: other shares)"
+	@echo "make test      every fifth case of each test, none that needs a training framework (tests/thorough.toml: other shares)"
 	@echo "make thorough  the other cases"
 	@echo "make check     lint, format, types, order of imports, English"
 	@echo "make ledger    compare targets, plans and texts of some thousand commands with the digests in tests/ledger"

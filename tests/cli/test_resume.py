@@ -5,7 +5,6 @@ tests/interop/test_resume.py continues training from the printed paths.
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import pytest
 
 import ucpl as package
 from tests.cli.command import ROOT, digest, good, ucpl
+from tests.forking import Command
 
 FIXTURES = ROOT / "tests" / "fixtures"
 ZERO = FIXTURES / "deepspeed" / "z1_dp4"
@@ -135,10 +135,9 @@ def test_a_command_runs_with_the_path(found: bool, run: Path, tmp_path: Path) ->
 
 
 def test_processes_that_start_at_once_make_one_target(run: Path) -> None:
-    line = [sys.executable, "-m", "ucpl", "resume", str(run), "--to", "zero2"]
-    job = {**os.environ, "WORLD_SIZE": "4"}
-    started = [subprocess.Popen(line, cwd=ROOT, env=job, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    found = {one.communicate(timeout=300)[0] for one in started}
-    assert [one.returncode for one in started] == [0] * 4 and len(found) == 1
+    started = [Command("resume", run, "--to", "zero2", WORLD_SIZE="4") for _ in range(4)]
+    assert [one.end(300) for one in started] == [0] * 4
+    found = {one.out for one in started}
+    assert len(found) == 1
     made = Path(found.pop().strip())
     assert package.compare(made, run / "checkpoint-12") and [p.name for p in made.parent.iterdir()] == [made.name]
