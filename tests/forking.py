@@ -1,4 +1,4 @@
-"""Ranks of small jobs and commands of tests, forked off one loaded process.
+"""Ranks and commands of tests, forked off one loaded process.
 
 A test process forks of one such server alone, whose list of modules holds from its first rank on: so there is one list.
 """
@@ -50,7 +50,7 @@ def run_all(size: int, act: Callable[..., None], *args: object, meanwhile: Calla
 
 
 class Command:
-    """The command `ucpl` in a process of its own, without the seconds that a start takes.
+    """A forked process of the command `ucpl`.
 
     environment: variables besides those of the test; UCPL_FAIL_AT sets failpoints.
     """
@@ -78,7 +78,7 @@ class Command:
         return self._err.read_text() if self._err.exists() else ""
 
     def line(self, seconds: float = 60) -> str:
-        """The next line of its output, which it may still have to print."""
+        """Wait for the next line of its output."""
         end = time.monotonic() + seconds
         while (at := self.out.find("\n", self._read)) < 0:
             assert time.monotonic() < end and self.status is None, self.err
