@@ -1,4 +1,4 @@
-"""Commands of the cookbook and the questions, and files for CI.
+"""Commands of the pages by need, and files for CI.
 
 A page runs in one folder, in its order, over copies of checkpoints that frameworks wrote.
 """
@@ -43,7 +43,7 @@ def here(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("page", "least"), [("COOKBOOK", 30), ("FAQ", 15)])
+@pytest.mark.parametrize(("page", "least"), [("COOKBOOK", 30), ("FAQ", 15), ("WHEN_IT_REFUSES", 30), ("MIGRATION", 14)])
 def test_every_command_of_the_page_does_what_it_shows(page: str, least: int, here: Path) -> None:
     ran = 0
     for block in blocks(ROOT / "docs" / f"{page}.md"):
@@ -82,7 +82,7 @@ def test_the_commands_of_the_table_of_the_readme_are_those_of_the_cookbook() -> 
     assert [command for command in shown if command not in run | prose] == []
 
 
-@pytest.mark.parametrize("page", ["COOKBOOK", "FAQ"])
+@pytest.mark.parametrize("page", ["COOKBOOK", "FAQ", "WHEN_IT_REFUSES", "MIGRATION"])
 def test_a_page_of_recipes_is_short(page: str) -> None:
     assert (ROOT / "docs" / f"{page}.md").stat().st_size < 12_000
 

@@ -319,4 +319,4 @@ def test_without_transformers_a_config_says_nothing(monkeypatch: pytest.MonkeyPa
     with pytest.raises(UcplError, match="E396") as caught:
         plan(str(Path(__file__).parents[1] / "fixtures" / "trainer" / "checkpoint-3"), "zero1(tp=2)")
     remedy = caught.value.diagnostics[0].remedy
-    assert "pip install" in remedy and "extends zero1" in remedy and "headers suffice" not in remedy
+    assert "pip install" in remedy and "extends zero1" in remedy and ".safetensors" not in remedy

@@ -17,6 +17,7 @@ from ucpl.resources import spec_text
 
 __all__ = ["Console", "bytes_text", "table_lines"]
 
+_LINES = 4  # of a finding at a terminal, beyond which its short form is shown
 _SHOWN = 5  # findings of one kind of damage repeat for every file: the first few say it
 
 
@@ -116,14 +117,21 @@ class Console:
         from ucpl.errors.render import render_diagnostic
 
         color = self._colored(sys.stderr)
-        texts = [render_diagnostic(with_source(d), color) for d in diagnostics[:_SHOWN]]
+        width = width_of(sys.stderr)
+
+        def lines_of(d: Diagnostic, *, brief: bool = False) -> list[str]:
+            text = render_diagnostic(with_source(d), color, brief=brief)
+            return [piece for line in text.split("\n") for piece in wrapped(line, width)]
+
+        texts = [lines_of(d) for d in diagnostics[:_SHOWN]]
+        if width is not None:  # a terminal
+            few = zip(diagnostics, texts, strict=False)
+            texts = [lines if len(lines) <= _LINES else lines_of(d, brief=True) for d, lines in few]
         if len(diagnostics) > _SHOWN:
-            texts.append(f"... and {len(diagnostics) - _SHOWN} more findings")
+            texts.append([f"... and {len(diagnostics) - _SHOWN} more findings"])
         with contextlib.suppress(OSError):
             self.flush()
-            width = width_of(sys.stderr)
-            whole = "\n\n".join(texts).split("\n")
-            sys.stderr.write("".join(f"{piece}\n" for line in whole for piece in wrapped(line, width)))
+            sys.stderr.write("\n\n".join("\n".join(lines) for lines in texts) + "\n")
 
     @staticmethod
     def _colored(stream: IO[str]) -> bool:

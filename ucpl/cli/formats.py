@@ -110,10 +110,13 @@ def _claim(claim: Claim) -> dict[str, object]:
 
 def _refuse(name: str, names: list[str]) -> None:
     """Raises: UcplError E174."""
-    close = nearest(name, names)
+    from ucpl.registry.support import support
+
+    of_layout = next((one.name for one in support() if name.partition("(")[0] in one.layouts), "")
+    close = of_layout or nearest(name, names)
     fail(
         "E174",
         f"no form of checkpoints is called `{name[:SHOWN]}`",
         Label("<command line>", where=name[:SHOWN]),
-        remedy=(f"the nearest is {close}; " if close else "") + f"there are {', '.join(names)}",
+        remedy=f"write ucpl formats {close}" if close else "`ucpl formats` lists all",
     )

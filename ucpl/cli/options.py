@@ -234,7 +234,7 @@ def sizes_of(texts: Sequence[str]) -> dict[str, Value]:
                 "E177",
                 f"-D {text[:SHOWN]}: not of the form NAME=VALUE",
                 here,
-                remedy=f"write {better}" if found else "",
+                remedy=f"write {better}" if found else f"write -D {name}=8" if _NAME.fullmatch(name) else "",
             )
         if name in out:
             fail("E177", f"-D {name[:SHOWN]} is given twice", here, remedy="give it once: one name has one value")

@@ -163,6 +163,8 @@ def asked_of(options: Namespace) -> tuple[Asked, Given]:
         words = " ".join(word for word in (options.file, options.name) if word is not None)
         beside = f"`{words}` conflicts with --{'from' if options.source else 'to'}"
         fail("E178", f"{beside}: a plan is FILE NAME, or --from LAYOUT --to LAYOUT", here, remedy=by_sides(options))
+    if os.path.exists(options.file) and not options.file.endswith(".ucpl"):
+        fail("E178", f"{options.file} is no .ucpl file", here, remedy=by_sides(options))
     if options.name is None:
         fail("E178", "a plan is FILE NAME, or --from LAYOUT --to LAYOUT", here, remedy=to_write(options.file))
     source, target, said = statement(options.file, options.name, given)

@@ -12,6 +12,7 @@ import errno
 import gc
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,12 +32,25 @@ __all__ = ["parser_of", "run"]
 GARBAGE = 300_000  # new objects that may be garbage before it is looked for: more than a start makes
 _ASKED = ("E114",)  # an argument is missing, wherever the finding points
 _OPTIONS = ("version", "help")  # which are no verbs
-# Options of other tools that are parameters of a layout here.
-_DEGREES = frozenset(
-    ("tp", "dp", "pp", "ep", "cp", "fsdp", "degrees", "stage", "zero-stage", "world-size", "tensor-model-parallel-size")
-    + ("pipeline-model-parallel-size", "tp-size", "pp-size", "dp-size", "target-tp", "target-pp", "nproc-per-node")
-)
-_ONE_CHOICE = re.compile(r"argument [a-z]+: invalid choice: '([^']*)' \(choose from '([a-z]+)'\)")
+_OTHERS = {  # names of other tools
+    "zero_to_fp32": "export SRC DST", "zero_to_fp32.py": "export SRC DST", "merge-weights": "convert SRC DST --to safetensors",
+    "ds_to_universal": "convert SRC DST --to universal", "dcp_to_torch": "convert SRC DST.pt --to torch_file",
+    "reshard": "convert SRC DST --to LAYOUT", "merge": "export SRC DST", "info": "inspect SRC",
+}  # fmt: skip
+# Options and words of other tools that are parameters of a layout here, by their names here.
+_DEGREES = {name: name for name in ("tp", "dp", "pp", "ep", "cp", "fsdp")} | {
+    "tensor-model-parallel-size": "tp", "tp-size": "tp", "target-tp": "tp", "pipeline-model-parallel-size": "pp",
+    "pp-size": "pp", "target-pp": "pp", "dp-size": "dp", "world-size": "dp", "nproc-per-node": "dp", "gpus": "dp",
+    "num-gpus": "dp", "ranks": "dp",
+}  # fmt: skip
+_SYNONYMS = {  # of options, in other tools
+    "--overwrite": "--force", "-f": "--force", "-y": "--force", "-n": "--dry-run", "--fast": "--quick", "-v": "--verbose",
+    "--src": "SRC DST without names", "--source": "SRC DST without names", "--input": "SRC DST without names",
+    "--input-folder": "SRC DST without names", "--target": "--to LAYOUT", "--strategy": "--to LAYOUT",
+    "--stage": "--to zero3", "--zero-stage": "--to zero3", "--degrees": "-D tp=2",
+}  # fmt: skip
+_FIRST = "ucpl convert SRC DST --to zero3 -D dp=8"
+_CHOICE = re.compile(r"argument (.+?): invalid choice: '(.*)' \(choose from (.*)\)")
 _CHECKPOINTS = (
     "source",
     "checkpoint",
@@ -64,15 +78,20 @@ class Parser(argparse.ArgumentParser):
     """argparse whose complaints are diagnostics like all others."""
 
     def error(self, message: str) -> NoReturn:
-        one = _ONE_CHOICE.fullmatch(message)  # ucpl import config.json
-        fail(
-            "E171",
-            message,
-            Label("<command line>", where=self.prog),
-            remedy=f"write {self.prog} {one[2]} {one[1]}"
-            if one
-            else f"`{self.prog} --help` shows all, with an example",
-        )
+        remedy = self._example()
+        if (found := _CHOICE.fullmatch(message)) is not None:
+            name, wrong, words = found[1], found[2], re.findall(r"'([^']*)'", found[3])
+            message = f"{name}: invalid choice: `{wrong}`"
+            close = nearest(wrong, words)
+            remedy = f"did you mean `{close}`?" if close else f"write one of {', '.join(words)}"
+            if len(words) == 1:  # ucpl import config.json
+                remedy = f"write {self.prog} {words[0]} {wrong}"
+        fail("E171", message, Label("<command line>", where=self.prog), remedy=remedy)
+
+    def _example(self) -> str:
+        """The remedy for a call that lacks words, or has too many."""
+        lines = map(str.strip, (self.epilog or "").splitlines())
+        return "as in: " + next((line for line in lines if line.startswith(f"{self.prog} ")), _FIRST)
 
     def _demand_once(self, arguments: Sequence[str]) -> None:
         """Refuse an option that is given twice; argparse takes the last one."""
@@ -104,13 +123,17 @@ class Parser(argparse.ArgumentParser):
             return options
         wrong = next((x for x in extra if x.startswith("-")), extra[0])
         known = [name for action in self._actions for name in action.option_strings]
-        bare = wrong.partition("=")[0]
-        if bare.lstrip("-").replace("_", "-") in _DEGREES:
-            degree = f"{bare.lstrip('-') if len(bare) < 6 else 'tp'} = 2"
-            remedy = f"degrees stand in the call of a layout, in quotes for the shell: 'FILE.ucpl:LAYOUT({degree})'"
+        bare, _, value = wrong.partition("=")
+        degree = bare.lstrip("-").replace("_", "-")
+        if degree in _DEGREES:
+            value = value or next(iter(arguments[list(arguments).index(wrong) + 1 :]), "")
+            number = value if value.isdigit() else "2"
+            remedy = f"write -D {_DEGREES[degree]}={number}, or the call of a layout: 'zero1(dp=2)'"
+        elif bare in _SYNONYMS and {*_SYNONYMS[bare].split()} & {*known, "SRC"}:
+            remedy = f"write {_SYNONYMS[bare]}"
         else:
-            close = nearest(bare, known) if wrong.startswith("-") else ""
-            remedy = f"did you mean `{close}`?" if close else f"`{self.prog} --help` shows all, with an example"
+            close = nearest(bare, known, 0.7) if wrong.startswith("-") else ""
+            remedy = f"did you mean `{close}`?" if close else self._example()
         fail(
             "E171",
             f"{self.prog} has no option `{wrong}`" if wrong.startswith("-") else f"`{wrong}` is one argument too many",
@@ -222,16 +245,15 @@ def _run(before: list[str], rest: list[str], console: Console) -> int:
     name, arguments = rest[0], rest[1:]
     demand_texts(rest)
     parser.parse(before)
-    if name not in VERBS and os.sep in name and os.path.exists(name):  # a checkpoint's path alone
+    is_alone = all(word.startswith("-") for word in arguments)
+    if name not in VERBS and is_alone and os.sep in name and os.path.exists(name):  # a checkpoint's path alone
         name, arguments = "inspect", rest
     if name not in VERBS:
-        close = None if name in _OPTIONS else nearest(name, list(VERBS))
-        others = f"write ucpl --{name}" if name in _OPTIONS else f"verbs: {', '.join(VERBS)}"
         fail(
             "E172",
             f"there is no verb `{name}`",
             Label("<command line>", where=f"ucpl {name}"),
-            remedy=f"did you mean `{close}`?" if close else others,
+            remedy=_verb_for(name, arguments),
         )
     options = parser_of(name).parse(arguments)
     _with_urls(name, options, console)
@@ -239,6 +261,19 @@ def _run(before: list[str], rest: list[str], console: Console) -> int:
     console.verbose = getattr(options, "verbose", False)
     status: int = load_verb(name).run(options, console)
     return status
+
+
+def _verb_for(word: str, rest: list[str]) -> str:
+    """The remedy for a word that is no verb."""
+    if word in _OPTIONS:
+        return f"write ucpl {rest[0]} --{word}" if rest and rest[0] in VERBS else f"write ucpl --{word}"
+    if word in _OTHERS:
+        return f"write ucpl {_OTHERS[word]}"
+    if os.path.exists(word):
+        more = " --to LAYOUT" * ("--to" not in rest)
+        return f"write ucpl convert {shlex.join((word, *rest))}{more}" if rest else f"write ucpl inspect {word}"
+    close = nearest(word, list(VERBS))
+    return f"did you mean `{close}`?" if close else "`ucpl --help` lists the verbs; the first is `ucpl convert`"
 
 
 def parser_of(name: str) -> Parser:

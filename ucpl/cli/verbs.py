@@ -56,8 +56,8 @@ def load_verb(name: str) -> Verb:
     return cast(Verb, import_module(f"ucpl.cli.{name}{'_' * iskeyword(name)}"))
 
 
-def nearest(name: str, names: list[str]) -> str:
+def nearest(name: str, names: list[str], least: float = 0.6) -> str:
     """The name that was probably meant, or an empty text."""
     from difflib import get_close_matches
 
-    return next(iter(get_close_matches(name, names, 1, 0.6)), "")
+    return next(iter(get_close_matches(name, names, 1, least)), "")

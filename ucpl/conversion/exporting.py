@@ -128,8 +128,7 @@ def _with_config(opened: Checkpoint, here: Path, given: Given) -> tuple[Given, C
         "E221",
         f"{here} has no config.json of a model, and none is near it",
         Label(str(here)),
-        remedy=f"add --config FOLDER, the folder of the base model; without one: ucpl convert {quote(str(here))} DST --to"
-        " 'safetensors()'",
+        remedy=f"add --config FOLDER of the base model, or write ucpl convert {quote(str(here))} DST --to safetensors",
     )
 
 

@@ -32,9 +32,7 @@ __all__ = [
     "with_arguments",
 ]
 
-_NO_PATH = (
-    "give the path of a checkpoint that is there, FILE.ucpl:LAYOUT(...), or a layout that ships, as in zero1(dp=4)"
-)
+_NO_PATH = "give an existing path, FILE.ucpl:LAYOUT(...), or a shipped layout, as in zero1(dp=4)"
 Config = dict[str, "Json"]  # a config.json
 Inherited = dict[str, tuple["Value", str]]  # values of parameters that a call leaves open, each with its origin
 

@@ -23,14 +23,18 @@ _SOURCE_MAX = 160  # characters of a source line that are shown
 _RED, _BLUE, _BOLD, _RESET = "\x1b[1;31m", "\x1b[1;34m", "\x1b[1m", "\x1b[0m"
 
 
-def render_diagnostic(diagnostic: Diagnostic, color: bool = False) -> str:
-    """The diagnostic as lines of text, without a newline at the end."""
+def render_diagnostic(diagnostic: Diagnostic, color: bool = False, *, brief: bool = False) -> str:
+    """The diagnostic as lines of text, without a newline at the end.
+
+    brief: without places that the message names, lines of shipped specs, and carets below a call.
+    """
     red, blue, bold, reset = (_RED, _BLUE, _BOLD, _RESET) if color else ("", "", "", "")
     numbers = [str(label.line) for label in diagnostic.labels if label.line is not None]
     margin = " " * max((len(number) for number in numbers), default=1)
     lines = [f"{red}error[{diagnostic.code}]{reset}{bold}: {_safe(diagnostic.message)}{reset}"]
-    for i, label in enumerate(diagnostic.labels):
-        again = i > 0 and label.file == diagnostic.labels[i - 1].file and label.line is not None
+    labels = _brief(diagnostic) if brief else diagnostic.labels
+    for i, label in enumerate(labels):
+        again = i > 0 and label.file == labels[i - 1].file and label.line is not None
         arrow = f"{margin} {blue}:::{reset}" if again else f"{margin}{blue}-->{reset}"
         lines.extend(_label(label, arrow, margin, _Colors(red if i == 0 else blue, blue, reset)))
     for note in diagnostic.notes:
@@ -38,6 +42,17 @@ def render_diagnostic(diagnostic: Diagnostic, color: bool = False) -> str:
     if diagnostic.remedy:
         lines.append(f"{margin} {blue}={reset} {bold}help{reset}: {_indented(diagnostic.remedy, margin)}")
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _brief(diagnostic: Diagnostic) -> tuple[Label, ...]:
+    """The places that a short form keeps."""
+    calls = [label.source for label in diagnostic.labels if label.file == "<call>" and label.source is not None]
+    kept = tuple(Label(call) for call in dict.fromkeys(calls))
+    for label in diagnostic.labels:
+        of_call = label.file.startswith("<")
+        if not of_call and not label.file.startswith("specs/") and label.file not in diagnostic.message:
+            kept += (label,)
+    return kept
 
 
 class _Colors(NamedTuple):

@@ -81,11 +81,11 @@ def open_checkpoint(
     found = found_at(path) if not below else None
     fail(
         "E435",
-        f"{path} is no checkpoint that is known here" + (f": {found.what}" if found is not None else ""),
+        f"{path} is no known checkpoint" + (f": {found.what}" if found is not None else ""),
         Label(str(path)),
         remedy=below
         or (found.remedy if found is not None else "")
-        or "give the save folder (with `latest`), one step's folder, or a plain file; known: " + ", ".join(formats()),
+        or "give the save folder, one step's folder, or a file; `ucpl formats` lists all",
     )
 
 

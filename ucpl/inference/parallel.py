@@ -40,10 +40,7 @@ RULE, CHUNK = "tp_rule", "chunk"  # the cut of a source's tensors, if it is not 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a step of a name that is a number
 _LINES_SHOWN = 16
 _WORDS = "where `_@tp ...` cuts rows, `_ _@tp ...` columns, and `...` is a copy on every rank"
-_SAY_CUTS = (
-    "for a class of transformers, give its config, with transformers installed: --config config.json; it is cut as AutoTP of"
-    " DeepSpeed cuts it. For another model, write a layout of your own that extends zero1: --to 'FILE.ucpl:NAME(tp=2)'"
-)
+_SAY_CUTS = "for a transformers class add --config config.json; else --to 'FILE.ucpl:NAME(tp=2)'"
 
 STORED, TARGET = "stored", "target"  # names of the layouts that are made
 LAYERED = "layered"  # of one that another is made from: stages and cuts, before experts
@@ -231,7 +228,7 @@ def dealt(base: Base, shardings: Cuts) -> tuple[Base, Cuts, tuple[Note, ...]]:
     if not shardings:
         fail(
             "E472",
-            f"`{call.name}` at tp = {degree}: the source is not tensor parallel, and the cuts of its tensors are unknown",
+            f"`{call.name}` at tp = {degree}: the source is not tensor parallel, so its cuts are unknown",
             Label("<call>", where=f"tp = {degree}"),
             remedy=_SAY_CUTS,
         )

@@ -127,7 +127,11 @@ def placed(
         name = argument.name or names[position]
         if name not in names:
             close = nearest(name, names)
-            remedy = f"did you mean `{close}`?" if close else f"its parameters: {', '.join(names) or 'none'}"
+            remedy = (
+                f"did you mean `{close}`?"
+                if close
+                else f"its parameters: {', '.join(names[:8]) or 'none'}{', ...' * (len(names) > 8)}"
+            )
             if name in fixed:
                 remedy = (
                     f"its text fixes it with `let {name} = ...`: leave it out, or call a layout that leaves it open"

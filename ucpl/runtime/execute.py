@@ -226,7 +226,7 @@ def _place(target: Path, source: Checkpoint, parent: Path | None = None) -> Path
         within = place
     if place == top or top in place.parents or place in top.parents:
         what = "holds" if place in top.parents else "is the same as, or inside,"
-        remedy = "the source is only read: choose a DST next to it, or anywhere else outside of it"
+        remedy = "the source is only read: choose a DST outside of it"
         fail("E507", f"the target {what} the source {top}", Label(str(place)), remedy=remedy)
     return within
 

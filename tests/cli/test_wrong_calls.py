@@ -1,0 +1,78 @@
+"""Wrong calls at a terminal of 60 columns.
+
+Each answer names the fault and the text to type, in at most four lines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import ROOT
+from ucpl.cli import main
+
+LINES, COLUMNS = 4, 60
+CALLS = [
+    [part.strip() for part in re.split(r" \| ", line)]
+    for line in Path(__file__).with_name("wrong_calls.txt").read_text(encoding="utf-8").splitlines()
+    if " | " in line and not line.startswith("#")
+]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints, and things that are none."""
+    folder = tmp_path_factory.mktemp("calls")
+    for name in ("ck", "full"):
+        shutil.copytree(ROOT / "examples" / "checkpoint", folder / name)
+    shutil.copytree(ROOT / "tests" / "fixtures" / "trainer", folder / "trainer")
+    (folder / "empty").mkdir()
+    (folder / "note.txt").write_text("hello\n")
+    (folder / "config.json").write_text('{"a": 1}\n')
+    (folder / "m.ucpl").write_text("ucpl 2\nmodel m {\n    w : 6 dtype f32\n}\n")
+    return folder
+
+
+@pytest.mark.parametrize(("call", "wrong", "remedy"), CALLS, ids=[call for call, *_ in CALLS])
+def test_an_answer_is_short(call: str, wrong: str, remedy: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(here)
+    for name, value in (("COLUMNS", str(COLUMNS)), ("TERM", "dumb")):
+        monkeypatch.setenv(name, value)
+    for name in ("WORLD_SIZE", "SLURM_NTASKS"):
+        monkeypatch.delenv(name, raising=False)
+    out, err = Terminal(), Terminal()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main(call.split())
+    text = err.getvalue()
+    message, help_line = re.sub(r"\s*\\?\n\s+(?!= help)", " ", text), " ".join(text.replace("\\\n", " ").split())
+    wrong, remedy, help_line, message = (
+        one.replace(str(here.resolve()), ".") for one in (wrong, remedy, help_line, message)
+    )
+    assert status in (1, 2, 3, 4, 5) and not out.getvalue() and not (here / "out").exists()
+    assert message.startswith("error[E") and " ".join(wrong.split()) in " ".join(message.split()), text
+    assert f"= help: {' '.join(remedy.split())}" in help_line, text
+    lines = text.splitlines()
+    assert len(lines) <= LINES and max(map(len, lines)) <= COLUMNS, text
+
+
+def test_a_hundred_calls_are_tried() -> None:
+    assert len(CALLS) >= 100 and len({call for call, *_ in CALLS}) == len(CALLS)
+    assert {shlex.split(call)[0] for call, *_ in CALLS} >= {
+        "convert",
+        "export",
+        "resume",
+        "inspect",
+        "verify",
+        "compare",
+    }
