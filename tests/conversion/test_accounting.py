@@ -111,6 +111,23 @@ def test_an_optimizer_next_to_a_folder_of_weights_is_named(weights: Path, tmp_pa
     assert said in str(made)
 
 
+@pytest.mark.parametrize("name", ["training_state/optimizer_state.safetensors", "training_state/optimizer_0/x.bin"])
+def test_a_step_whose_model_and_optimizer_are_apart_is_refused_with_both_named(tmp_path: Path, name: str) -> None:
+    """As lerobot saves a step."""
+    step = tmp_path / "checkpoints" / "000003"
+    (step / "pretrained_model").mkdir(parents=True)
+    (step / name).parent.mkdir(parents=True)
+    save_file({"head.weight": torch.ones(2, 3)}, step / "pretrained_model" / "model.safetensors")
+    save_file({"state/0/exp_avg": torch.ones(2, 3)}, step / name)
+    for path in (step, step.parent):
+        done = command("convert", path, tmp_path / "out", "--to", "zero1(dp=2)")
+        near = step / "/".join(name.split("/")[:2])
+        said = f"its model, {step / 'pretrained_model'}, and its optimizer, {near}, are apart"
+        assert done.status == 3 and said in done.err.replace("\n", " "), done.err
+    weights = step / "pretrained_model"
+    assert command("convert", weights, tmp_path / "out", "--to", "zero1(dp=2)", "--weights-alone").status == 0
+
+
 def test_an_optimizer_next_to_a_file_of_weights_is_named(weights: Path, tmp_path: Path) -> None:
     torch.save(STATE, weights / "optimizer.pt")
     found = accounted("convert", weights / "model.safetensors", tmp_path / "target", "--to", "zero1(dp=2)")

@@ -19,7 +19,7 @@ from ucpl.files.header_watch import watched
 from ucpl.files.scalars import number_of
 from ucpl.formats.folders import container_of
 from ucpl.formats.folders.steps import RunFacts
-from ucpl.formats.overlooked import is_of_an_optimizer
+from ucpl.formats.overlooked import is_of_training, optimizers_next_to
 from ucpl.registry import format_named, formats
 
 
@@ -150,8 +150,13 @@ def _below(path: Path) -> str:
         level = [c for one in level for c in _folders_in(one)][:_FOLDERS]
         found = [c for c in level if any(framework(one).recognises(c) for one in formats())]
         if found:
-            found = [c for c in found if not is_of_an_optimizer(c.name)] or found
+            found = [c for c in found if not is_of_training(c.name)] or found
             newest = max(found, key=lambda c: (*_number_of(c, path), str(c)))
+            if near := optimizers_next_to(newest):
+                return (
+                    f"its model, {newest}, and its optimizer, {newest.parent / near[0]}, are apart and are not read as one:"
+                    " name the model's path, and convert its weights with --weights-alone"
+                )
             return f"name one checkpoint in it, such as {newest}"
     return ""
 

@@ -19,7 +19,7 @@ from ucpl.files.header_watch import reading
 from ucpl.files.pickles import tensors_of
 from ucpl.formats.folders.reading import OWN, POINTERS
 
-__all__ = ["is_of_an_optimizer", "not_read_of"]
+__all__ = ["is_of_an_optimizer", "is_of_training", "not_read_of", "optimizers_next_to"]
 
 FILES_MAX = 10_000  # that are named
 _OPTIMIZER = re.compile(r"(?:^|[_.-])optim(?:izer|izers|s)?(?=[_.\-0-9]|$)", re.IGNORECASE)
@@ -29,6 +29,11 @@ _WHY = "it is no part of the checkpoint that is read"
 _STATE = "its optimizer state is in a form that is not read"
 _OF_TRAINING = re.compile(r"train(?:ing|er)?(?:[_-]?states?)?", re.IGNORECASE)  # folders that hold an optimizer's
 _NEXT_TO_IT = "an optimizer's state is next to these weights, and is not read"
+
+
+def is_of_training(name: str) -> bool:
+    """Test whether a folder's name is that of a training state."""
+    return is_of_an_optimizer(name) or _OF_TRAINING.fullmatch(name) is not None
 
 
 def is_of_an_optimizer(name: str) -> bool:
@@ -57,15 +62,24 @@ def _next_to(checkpoint: Checkpoint) -> Iterator[NotRead]:
     if checkpoint.state.scalars or any(t.states for t in checkpoint.state.tensors):
         return
     top = checkpoint.top.resolve()
+    lead = "" if top.is_file() else "../"
+    for name in optimizers_next_to(top):
+        yield NotRead(f"{lead}{name}{'/' * (top.parent / name).is_dir()}", _NEXT_TO_IT)
+
+
+def optimizers_next_to(path: Path) -> list[str]:
+    """List files and folders of optimizers next to a path.
+
+    Folders of a training state are searched, too.
+    """
+    top = path.resolve()
     try:
         beside = sorted(entry.name for entry in os.scandir(top.parent) if entry.name != top.name)
         inside = [name for name in beside if _OF_TRAINING.fullmatch(name) and (top.parent / name).is_dir()]
         beside += [f"{name}/{entry}" for name in inside for entry in sorted(os.listdir(top.parent / name))]
     except OSError:  # the folder around it may be another user's
-        return
-    lead = "" if top.is_file() else "../"
-    for name in filter(is_of_an_optimizer, beside):
-        yield NotRead(f"{lead}{name}{'/' * (top.parent / name).is_dir()}", _NEXT_TO_IT)
+        return []
+    return [*filter(is_of_an_optimizer, beside)]
 
 
 def _tensors(checkpoint: Checkpoint, said: tuple[str, ...]) -> Iterator[NotRead]:

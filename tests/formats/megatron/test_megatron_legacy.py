@@ -74,3 +74,26 @@ def test_verify_holds_masters_and_copies(tmp_path: Path) -> None:
     value[1][next(iter(value[1]))]["param"][100] += 1
     torch.save(value, part)
     assert ucpl.verify(broken).findings, "a master that does not round to its weight"
+
+
+@pytest.mark.parametrize("name", ["alone", "buckets"])
+def test_tensors_without_elements_are_kept_or_named(name: str, tmp_path: Path) -> None:
+    """A buffer of the distributed optimizer has no place for them."""
+    shutil.copytree(FIXTURES / f"legacy_{'buckets' if name == 'buckets' else 'adam'}", tmp_path / "run")
+    empty = {"decoder.layers.0.mlp.void.weight": (0,), "decoder.none.weight": (0, 4)}
+    for path in (tmp_path / "run").rglob("model_optim_rng.pt"):
+        value = torch.load(path, weights_only=False)
+        value["model"] |= {key: torch.empty(shape) for key, shape in empty.items()}
+        if name == "alone":
+            del value["optimizer"]
+            value["args"].no_save_optim = True
+        torch.save(value, path)
+    ucpl.convert(tmp_path / "run", tmp_path / "plain", to="plain()")
+    found = torch.load(tmp_path / "plain" / "plain.pt", weights_only=True)["params"]
+    assert {key: tuple(found[key]["weight"].shape) for key in empty} == empty
+    ucpl.convert(tmp_path / "run", tmp_path / "dcp", to="dcp(fsdp = 2)")
+    assert ucpl.compare(tmp_path / "run", tmp_path / "dcp")
+    account = ucpl.plan(str(tmp_path / "run"), "megatron_legacy(tp = 1)").account
+    assert account is not None
+    dropped = {one for entry in account.entries if entry.fate == "dropped" for one in entry.names}
+    assert empty.keys() <= dropped

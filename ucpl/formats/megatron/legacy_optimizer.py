@@ -244,6 +244,7 @@ def _buffers(
         and one.tensor.storage.dtype.startswith(("f", "bf"))
         and not names.is_buffer(one.name)
         and one.name not in frozen_
+        and 0 not in one.tensor.shape  # it moves no other
     ]
     wanted = [
         (c, d) for c in range(modules.vpp) for d in dict.fromkeys(x.tensor.storage.dtype for x in mine if x.chunk == c)

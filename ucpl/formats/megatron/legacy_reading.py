@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from attrs import evolve
 
-from ucpl.extents import Extent, Key, NamedTensor, Setting, TrainState
+from ucpl.extents import Extent, Key, NamedTensor, ParameterGroup, Setting, TrainState
 from ucpl.extents.parallel_facts import ParallelFacts
 from ucpl.files.carrying import lifted, marks_among
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.pickles import tensors_of
+from ucpl.formats.leaving import EMPTY
 from ucpl.formats.megatron import legacy_names as names
 from ucpl.formats.megatron.folder import Step
 from ucpl.formats.megatron.legacy_arguments import part_own
@@ -33,6 +36,10 @@ def opened(step: Step) -> Checkpoint:
     ranks = read_ranks(step)
     modules = read_modules(ranks)
     optimizer = read_optimizer(ranks, modules)
+    empty = _empty(modules, optimizer)
+    for name in empty:
+        del modules.homes[name]
+    modules.order = tuple(name for name in modules.order if name not in empty)
     extents = dict(optimizer.extents)
     for place, held in modules.of.items():
         part = ranks.parts[place]
@@ -45,6 +52,8 @@ def opened(step: Step) -> Checkpoint:
     blobs = _rest(ranks, modules, carried, rest)
     if optimizer.rest:
         blobs[OPTIMIZER] = optimizer.rest
+    if empty:
+        blobs[EMPTY] = empty
     made = Checkpoint(
         top=step.top,
         root=step.root,
@@ -58,8 +67,11 @@ def opened(step: Step) -> Checkpoint:
             version,
             tensors=_tensors(modules, optimizer),
             settings=_settings(ranks, modules, optimizer),
-            groups=optimizer.groups,
-            scalars=optimizer.scalars,
+            groups=tuple(_without(group, empty) for group in optimizer.groups),
+            scalars={
+                state: {name: one for name, one in held.items() if name not in empty}
+                for state, held in optimizer.scalars.items()
+            },
             blobs=blobs,
             carried=rest,
             parallel=ParallelFacts(shardings=modules.shardings if ranks.tp > 1 else {}),
@@ -85,6 +97,23 @@ def _tensors(modules: Modules, optimizer: Optimizer) -> tuple[NamedTensor, ...]:
         states = optimizer.states if name in trained else ()
         out.append(NamedTensor(name, modules.shardings[name].shape, dtype, kind, states))
     return tuple(out)
+
+
+def _empty(modules: Modules, optimizer: Optimizer) -> dict[str, object]:
+    """Tensors without elements, which no plan has."""
+    trained = {name for group in optimizer.groups for name in group.members}
+    shapes = {name: modules.shardings[name].shape for name in modules.order}
+    return {
+        name: {"dtype": modules.dtypes[name], "shape": list(shape), "buffer": bool(trained) and name not in trained}
+        for name, shape in shapes.items()
+        if 0 in shape
+    }
+
+
+def _without(group: ParameterGroup, empty: Mapping[str, object]) -> ParameterGroup:
+    """A group whose members have elements."""
+    members = tuple(name for name in group.members if name not in empty)
+    return group if members == group.members else evolve(group, members=members, listed=group.members)
 
 
 def _settings(ranks: LegacyRanks, modules: Modules, optimizer: Optimizer) -> dict[str, Setting]:
