@@ -15,7 +15,7 @@ from ucpl.extents import StoredTensor, Structure
 from ucpl.files.checkpoint import Archive, Checkpoint, Skeleton, SkeletonFile
 from ucpl.files.pickles import unsafe_globals
 from ucpl.formats.dcp.metadata import METADATA, Step
-from ucpl.formats.dcp.writing import KNOWN, RankFile, leaves
+from ucpl.formats.dcp.writing import RankFile, leaves
 from ucpl.formats.megatron import fsdp_names as names
 from ucpl.formats.megatron.classes import KNOWN_GLOBALS
 from ucpl.formats.megatron.fsdp_reading import RNG
@@ -23,6 +23,7 @@ from ucpl.formats.megatron.legacy_arguments import values_of
 from ucpl.formats.megatron.reading import ITERATION, VERSION
 from ucpl.formats.megatron.roles import MASTER
 from ucpl.formats.megatron.writing import CoreWriter
+from ucpl.formats.torch_dicts import VALUES
 from ucpl.records import define
 
 __all__ = ["skeleton"]
@@ -70,7 +71,7 @@ class _Writer(CoreWriter):
         self.values_of_run()
         files = (*self.of_ranks(), SkeletonFile(METADATA, self.metadata(), "bytes"))
         held = [one.value for file in self.files.values() for one in file.archives]
-        unsafe = {name for value in held for name in unsafe_globals(value)} - KNOWN - KNOWN_GLOBALS
+        unsafe = {name for value in held for name in unsafe_globals(value)} - VALUES - KNOWN_GLOBALS
         return self.in_step(tag, files, tuple(sorted(unsafe)))
 
     def planner(self) -> dict[str, tuple[Step, ...]] | None:
