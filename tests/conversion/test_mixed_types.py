@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -113,3 +113,35 @@ def test_an_engine_of_one_type_is_reported(saved: tuple[Path, list[float]], tmp_
     run = Run(0)
     run.load(saved[0])
     assert all(torch.equal(found[n]["fp32"], t.float()) for n, t in run.model.state_dict().items())
+
+
+@pytest.mark.parametrize("call", ["zero1(dp=2)", "zero2(dp=2)", "zero3(dp=2)"])
+@pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("other", [torch.float32, torch.bfloat16])
+def test_masters_of_weights_of_two_types_hold_both(
+    tmp_path: Path, call: str, narrow: torch.dtype, other: torch.dtype
+) -> None:
+    """A flat buffer of masters has a type that holds each weight."""
+    drawn = torch.randn(7, 5, generator=torch.Generator().manual_seed(3))
+    weights = {"a.weight": drawn.to(narrow), "b.weight": (drawn + 1).to(other)}
+    torch.save({"model": weights}, tmp_path / "run.pt")
+    ucpl.convert(tmp_path / "run.pt", tmp_path / "made", to=call)
+    ucpl.convert(tmp_path / "made", tmp_path / "plain.pt", to="plain()")
+    found = torch.load(tmp_path / "plain.pt", weights_only=True)["params"]
+    for name, weight in weights.items():
+        assert torch.equal(found[name]["fp32"].double(), weight.double()), name
+        assert torch.equal(found[name]["weight"], weight), name
+
+
+def test_integers_are_not_trained(tmp_path: Path) -> None:
+    """Torch has no gradients of integers, and flat buffers have none."""
+    held = {"embeddings.position_ids": torch.arange(5)[None], "w.weight": torch.randn(3, 4)}
+    (tmp_path / "hf").mkdir()
+    save_file(held, tmp_path / "hf" / "model.safetensors", metadata={"format": "pt"})
+    save(held, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    for source in ("hf", "dcp"):
+        ucpl.convert(tmp_path / source, tmp_path / f"{source}-zero", to="zero1(dp=2)")
+        ucpl.convert(tmp_path / f"{source}-zero", tmp_path / f"{source}.pt", to="plain()")
+        found = torch.load(tmp_path / f"{source}.pt", weights_only=True)
+        assert found["params"].keys() == {"w.weight"}, source
+        assert torch.equal(found["buffers"]["embeddings.position_ids"], held["embeddings.position_ids"]), source

@@ -38,6 +38,7 @@ class Release:
     environment: dict[str, str] = field(factory=dict, eq=False)
     stand_ins: tuple[str, ...] = ()
     runs: dict[str, dict[str, Any]] = field(factory=dict, eq=False)  # differences of a trial's run
+    model: dict[str, Any] = field(factory=dict, eq=False)  # differences of all runs
     # reasons why a trial cannot pass, or passes in part, by the trial's title
     limits: dict[str, str] = field(factory=dict, eq=False)
 
@@ -68,6 +69,7 @@ def releases() -> list[Release]:
                 environment=held.get("environment", {}),
                 stand_ins=stand_ins,
                 runs=one.get("runs", {}),
+                model=one.get("model", {}),
                 limits=limits,
             )
             out.append(made)

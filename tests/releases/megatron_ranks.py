@@ -38,6 +38,15 @@ ABSENT: dict[str, tuple[str, ...]] = {
 }
 
 
+class Absent:
+    """A call or a choice that the release lacks."""
+
+    auto = None
+
+    def __new__(cls, *_: Any, **__: Any) -> Any:
+        return None
+
+
 STRATEGIES = "megatron.core.dist_checkpointing.strategies"
 
 
@@ -67,10 +76,22 @@ def adapt() -> None:
             held = sys.modules[module] = type(sys)(module)
         for name in names:
             if not hasattr(held, name):
-                setattr(held, name, lambda *_, **__: None)
-    optimizer = importlib.import_module("megatron.core.optimizer.distrib_optimizer").DistributedOptimizer
-    if not hasattr(optimizer, "checkpoint_fully_reshardable_formats"):
-        optimizer.checkpoint_fully_reshardable_formats = {"fully_sharded_model_space"}
+                setattr(held, name, Absent)
+    held = importlib.import_module("megatron.core.optimizer.distrib_optimizer")
+    if not hasattr(held.DistributedOptimizer, "checkpoint_fully_reshardable_formats"):
+        held.DistributedOptimizer.checkpoint_fully_reshardable_formats = {"fully_sharded_model_space"}
+    if hasattr(held, "quantize_param_shard"):  # without Transformer Engine it fails where no parameter has 8 bits
+        held.quantize_param_shard = lambda *_, **__: None
+    if not hasattr(held.DistributedOptimizer, "_get_main_param_and_optimizer_states"):
+        held.DistributedOptimizer._get_main_param_and_optimizer_states = states_of
+    if "metadata" not in inspect.signature(held.DistributedOptimizer.sharded_state_dict).parameters:
+        held.DistributedOptimizer.sharded_state_dict = of_type(held.DistributedOptimizer.sharded_state_dict)
+    if version() < (0, 13):
+        told: Any = importlib.import_module("megatron.core.dist_checkpointing")
+        told.load_content_metadata = metadata_of
+    ranks: Any = importlib.import_module("megatron.core.parallel_state")
+    if not hasattr(ranks, "get_expert_data_parallel_rank"):
+        ranks.get_expert_data_parallel_rank = ranks.get_data_parallel_rank
     for module, names in KNOWN.items():
         held = importlib.import_module(module)
         for name in names:
@@ -82,11 +103,49 @@ def adapt() -> None:
                 setattr(getattr(held, kind), name, lenient(getattr(getattr(held, kind), name)))
 
 
+def of_torch(write: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's call that writes one item, with the arguments of older torch."""
+    filesystem: Any = importlib.import_module("torch.distributed.checkpoint.filesystem")
+
+    def inner(*given: Any, **named: Any) -> Any:
+        form = {"serialization_format": filesystem.SerializationFormat.TORCH_SAVE}
+        return write(filesystem._StorageWriterTransforms(), *given[-4:], **{**form, **named})
+
+    return inner
+
+
+def of_type(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The same with metadata for a type, as since 0.13."""
+
+    def inner(*given: Any, metadata: dict[str, Any], **named: Any) -> Any:
+        kind = metadata.get("distrib_optim_sharding_type", "fully_sharded_model_space")
+        return call(*given, **named, sharding_type=kind)
+
+    return inner
+
+
+def states_of(optimizer: Any, parameter: Any) -> dict[str, Any]:
+    """This rank's master and states of a parameter, as from 0.11 on."""
+    group, order = optimizer.model_param_group_index_map[parameter]
+    master = optimizer.optimizer.param_groups[group]["params"][order]
+    return {"param": master, **optimizer.optimizer.state[master]}
+
+
+def metadata_of(preloaded_state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Metadata as of 0.13, by the type that the optimizer saved."""
+    held = preloaded_state_dict.get("optimizer", {})
+    kinds = (one.get("param_state_sharding_type") for one in (held, *held.values()) if isinstance(one, dict))
+    kind = next((one for one in kinds if one), None)
+    return {"distrib_optim_sharding_type": kind} if kind else {}
+
+
 def train(job: dict[str, Any]) -> dict[str, Any]:
     from tests.interop import megatron_job
 
-    kind = "fully_reshardable" if version() >= (0, 15) else "fully_sharded_model_space"
-    saved = {"kind": kind, **job["run"]["saved"]}
+    is_old = version() < (0, 15)
+    saved = {"kind": "fully_sharded_model_space" if is_old else "fully_reshardable", **job["run"]["saved"]}
+    if saved["kind"] == "buckets":
+        saved["kind"] = "fully_sharded_bucket_space" if is_old else "dp_reshardable"
     return megatron_job.train({**job, "saves": {job["folder"]: saved}})
 
 
@@ -108,6 +167,7 @@ def main() -> None:
     if version() < (0, 15):  # it saves in a process of its own
         writer: Any = importlib.import_module(f"{STRATEGIES}.filesystem_async")
         writer._results_queue = None
+        writer._write_item = of_torch(writer._write_item)
     torch.set_num_threads(1)
     jobs.do_all({"train": train, "load": load})
 

@@ -19,12 +19,13 @@ INTRO = """\
 
 `make releases` writes this page from its trials. Each release has an environment of its own, with one build of torch for all.
 The release trains a small model for three steps, saves it, and trains on. `ucpl` converts the checkpoint, and the
-release loads the target into a model with other values.
+release loads the target into a model with other values. No run clips gradients, so that losses can be compared.
 
 - **passed**: all weights, states of the optimizer, learning rates and steps are bit-equal with the run's, and the next
   losses are those of the run (within 1e-5, in bf16 1e-2: other degrees add in another order).
 - **passed, and back**: the same but for the loss after the next step, which the release computes differently at
   these degrees. Converted back, all losses are bit-equal with the run's.
+- **not run**: the column is newer than the release's last run.
 - **refused**: `ucpl` refuses the conversion, with the code in the note. **not possible**: for the reason in the note.
 
 A note next to "passed" names the values that the loader of the release leaves out. No cell is claimed that did not run.
@@ -35,6 +36,7 @@ SIGNS = {
     "refused": "refused",
     "failed": "failed",
     "framework": "not possible",
+    "not run": "not run",
 }
 
 

@@ -17,8 +17,8 @@ from tests.releases.trials import PLANS
 
 # names in torch_dist of norms that are modules of their own without Transformer Engine
 NORM_OF = {
-    "self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight",
-    "mlp.linear_fc1.layer_norm_weight": "pre_mlp_layernorm.weight",
+    "self_attention.linear_qkv.layer_norm_": "input_layernorm.",
+    "mlp.linear_fc1.layer_norm_": "pre_mlp_layernorm.",
 }
 NORMS = re.compile("|".join(map(re.escape, NORM_OF)))
 ARCHIVES = sorted(FOLDER.glob("*.tar.xz"))
@@ -66,7 +66,8 @@ def test_no_cell_is_claimed_that_did_not_run() -> None:
     assert results.keys() <= known.keys()
     for release, row in results.items():
         titles = {trial.title for trial in known[release].trials}
-        assert ("missing" in row) != (row.get("cells", {}).keys() == titles), release
+        assert ("missing" in row) != bool(row.get("cells")), release
+        assert row.get("cells", {}).keys() <= titles, release
 
 
 def test_a_cell_that_passed_must_pass_again() -> None:

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 import ucpl
 from tests.interop import processes
@@ -69,11 +69,13 @@ class Cell:
     why: str = ""
 
 
-# Without clipping: before 0.10 the stages of ZeRO compute other norms, and then train in other ways from one state.
+# No run clips gradients: their norm over all ranks is one more number that depends on the degrees.
 _NET = {"model": "net", "dtype": "fp32", "optimizer": "adamw", "clip": 0.0}
 _PIPE = {"dtype": "fp32", "optimizer": "adamw", "stage": 1, "pp": 2, "method": "uniform", "clip": 0.0}
 _MIXTURE = {"dtype": "fp32", "optimizer": "adamw", "stage": 1, "ep": 2, "clip": 0.0}
 _GPT = {"dtype": "bf16", "layers": 2, "hidden": 8, "heads": 2, "groups": 2, "kv": 4, "ffn": 6, "vocab": 12}
+_GATHERED = {"format": "torch_dist", "kind": "dp_zero_gather_scatter"}
+_BUCKETS = {"format": "torch_dist", "kind": "buckets"}  # fully_sharded_bucket_space, dp_reshardable from 0.15 on
 _FOLDER = {"library": "transformers", "dtype": "fp32"}
 
 PLANS = {
@@ -102,6 +104,8 @@ PLANS = {
             "dp": Source("", 2, {**_GPT, "saved": {"format": "torch_dist"}}, "megatron_core()"),
             "tp": Source("", 2, {**_GPT, "tp": 2, "saved": {"format": "torch_dist"}}, "megatron_core(tp=2)"),
             "legacy": Source("", 2, {**_GPT, "saved": {"format": "legacy"}}, "megatron_legacy()"),
+            "gathered": Source("", 2, {**_GPT, "saved": _GATHERED}, "megatron_core()"),
+            "buckets": Source("", 2, {**_GPT, "vocab": 24, "saved": _BUCKETS}, "megatron_core()"),
         },
         (
             Trial("torch_dist, dp=2 to tp=2", "dp", "megatron_core(tp=2)", 2, {"tp": 2}),
@@ -109,6 +113,8 @@ PLANS = {
             Trial("torch_dist to legacy files", "dp", "megatron_legacy()", 2),
             Trial("legacy files to tp=2", "legacy", "megatron_legacy(tp=2)", 2, {"tp": 2}),
             Trial("legacy files to torch_dist", "legacy", "megatron_core(tp=2)", 2, {"tp": 2}),
+            Trial("states of one rank to legacy files", "gathered", "megatron_legacy()", 2),
+            Trial("buckets to legacy files, tp=2", "buckets", "megatron_legacy(tp=2)", 2, {"tp": 2}),
         ),
     ),
     "transformers": Plan(
@@ -135,6 +141,8 @@ PLANS = {
 def tried(release: Release, python: Path, folder: Path) -> dict[str, Cell]:
     """A cell of each trial."""
     plan = PLANS[release.framework]
+    sources_of = {name: evolve(source, run=source.run | release.model) for name, source in plan.sources.items()}
+    plan = evolve(plan, sources=sources_of)
     folder.mkdir(parents=True)
     jobs = [
         _job("train", name, source, source.run, source.world, folder, name) for name, source in plan.sources.items()

@@ -14,11 +14,13 @@ from ucpl.extents.dtypes import (
     STORED,
     DType,
     bits_of,
+    can_train,
     holds,
     in_elements,
     in_file,
     largest,
     size_of,
+    wide,
 )
 from ucpl.extents.evidence import Seen, doubt, together
 from ucpl.extents.records import (
@@ -79,6 +81,7 @@ __all__ = [
     "TorchDType",
     "as_filed",
     "bits_of",
+    "can_train",
     "doubt",
     "holds",
     "in_elements",
@@ -88,4 +91,5 @@ __all__ = [
     "pieces_of",
     "size_of",
     "together",
+    "wide",
 ]

@@ -115,6 +115,23 @@ EXACT = {
 }  # fmt: skip
 
 
+def wide(*dtypes: str) -> str:
+    """A type that holds all values of these, else the first.
+
+    It is one of them or f32.
+    """
+    found = sorted(dtypes)
+    for one in (*found, "f32"):
+        if all(d == one or (d, one) in EXACT for d in found):
+            return one
+    return found[0]
+
+
+def can_train(dtype: str) -> bool:
+    """Test for a type that gradients have: torch trains no integers."""
+    return dtype.startswith(("f", "bf", "c"))
+
+
 def holds(dtype: str, value: float) -> bool:
     """Test whether a dtype can represent a finite number exactly.
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from attrs import evolve
 
 from ucpl.errors import Label, fail
-from ucpl.extents import AS_U8, EXACT, PAIRED, StoredTensor, bits_of, holds
+from ucpl.extents import AS_U8, EXACT, PAIRED, StoredTensor, bits_of, holds, wide
 from ucpl.graph.graph import Graph, Joined, Joint
 from ucpl.layout.scope import at
 from ucpl.placement import Part, Placement
@@ -95,6 +95,7 @@ class _Settler:
         self.graph = graph
         self.sources = _Known.of(tuple(s.dtypes for s in graph.sources.shelves), graph.sources.starts.tolist())
         self.targets = _Known.of(tuple(s.dtypes for s in graph.targets.shelves), graph.targets.starts.tolist())
+        self.stated = _Known.of(tuple(s.dtypes for s in graph.targets.shelves), graph.targets.starts.tolist())
 
     def lane(self, joint: Joint, moves: Joined, number: int) -> None:
         first, lane = joint.lanes[0], joint.lanes[number]
@@ -228,6 +229,9 @@ class _Settler:
         if not a:
             self.give(self.sources, source, b, whole and whole[0])
             return
+        if bits_of(a) != bits_of(b) and not self.stated.get(target):  # a flat buffer of tensors of several dtypes
+            b = wide(b, a)
+            self.give(self.targets, target, b, whole and whole[1])
         if bits_of(a) == bits_of(b) or bits_of(b) in AS_U8:  # keep_bits reports the fate of the latter
             return
         if (bits_of(a), bits_of(b)) not in EXACT and not derived and not self.is_wanted(part):

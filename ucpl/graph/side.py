@@ -9,7 +9,7 @@ import numpy as np
 from attrs import field
 
 from ucpl.errors import Label, fail
-from ucpl.extents import AS_U8, EXACT, Key, Shelf, Shelves
+from ucpl.extents import AS_U8, Key, Shelf, Shelves, wide
 from ucpl.graph.rows import StoredBoxes
 from ucpl.layout import Layout
 from ucpl.layout.layout import Policy
@@ -248,19 +248,7 @@ class GraphSide:
         for home, tensor in {*zip(part.pieces.home.tolist(), part.pieces.tensor.tolist(), strict=True)}:
             held.setdefault(home, {})[of[tensor]] = None
         other = next(iter(held.values()))
-        return tuple(_wide(*held.get(i, other)) for i in range(len(part.homes)))
-
-
-def _wide(*dtypes: str) -> str:
-    """A type that holds all values of these, else the first.
-
-    It is one of them or f32.
-    """
-    found = sorted(dtypes)
-    for wide in (*found, "f32"):
-        if all(d == wide or (d, wide) in EXACT for d in found):
-            return wide
-    return found[0]
+        return tuple(wide(*held.get(i, other)) for i in range(len(part.homes)))
 
 
 def _seen(stated: str | None, said: str) -> str:

@@ -243,17 +243,42 @@ def test_buckets_that_are_not_the_parameters_are_refused(tmp_path: Path) -> None
     assert code == "E533" and "2 groups" in text
 
 
-def test_parameters_in_another_order_are_no_masters_of_the_weights(tmp_path: Path) -> None:
-    """If two norms are exchanged, sizes agree, but masters do not."""
-    folder = shutil.copytree(FIXTURES / "dist_buckets", tmp_path / "dist")
+def with_exchanged_norms(folder: Path, listed: bool) -> None:
+    """Exchange two norms in `.metadata`.
+
+    listed: the places of their names; else their weights.
+    """
     value = pickle.loads((folder / ".metadata").read_bytes())
     one, other = (f"decoder.layers.{n}.layer_norm_weight" for n in ("self_attention.linear_qkv", "mlp.linear_fc1"))
     names = {one: other, other: one}
-    described = {names.get(name, name): of for name, of in value.state_dict_metadata.items()}
-    assert described.keys() == value.state_dict_metadata.keys()
-    value.state_dict_metadata = {name: value.state_dict_metadata[name] for name in described}
+    if listed:
+        described = {names.get(name, name): of for name, of in value.state_dict_metadata.items()}
+        assert described.keys() == value.state_dict_metadata.keys()
+        value.state_dict_metadata = {name: value.state_dict_metadata[name] for name in described}
+    else:
+        places = value.storage_data.items()
+        value.storage_data = {evolve_index(at, names.get(at.fqn, at.fqn)): place for at, place in places}
     value.all_local_plans = None
     (folder / ".metadata").write_bytes(pickle.dumps(value))
+
+
+def evolve_index(at: Any, name: str) -> Any:
+    return type(at)(name, at.offset, at.index)
+
+
+def test_parameters_in_another_order_than_the_listed_one_are_found(tmp_path: Path) -> None:
+    """Sizes agree with several orders, and masters with one."""
+    folder = shutil.copytree(FIXTURES / "dist_buckets", tmp_path / "dist")
+    with_exchanged_norms(folder, listed=True)
+    ucpl.convert(folder, tmp_path / "one", to="plain()")
+    ucpl.convert(FIXTURES / "dist_buckets", tmp_path / "two", to="plain()")
+    assert ucpl.compare(tmp_path / "one", tmp_path / "two")
+
+
+def test_parameters_in_another_order_are_no_masters_of_the_weights(tmp_path: Path) -> None:
+    """Sizes agree if weights are exchanged, and masters do not."""
+    folder = shutil.copytree(FIXTURES / "dist_buckets", tmp_path / "dist")
+    with_exchanged_norms(folder, listed=False)
     with pytest.raises(UcplError) as refused:
         ucpl.convert(folder, tmp_path / "plain", to="plain()")
     (said,) = refused.value.diagnostics
@@ -440,7 +465,7 @@ def test_numbers_of_layers_are_bounded_by_what_is_stored(names: dict[str, tuple[
     tensors[bucket] = ChunkedTensor("f32", (8,), (StoredChunk((0,), (8,), ByteRange("a", 0, None)),))
     root = Path("run")
     with pytest.raises(UcplError, match=text) as refused:
-        runs_of(RankShares(Metadata(tensors=tensors), tuple(names), buckets_in((bucket,), root), root))
+        runs_of(RankShares(Metadata(tensors=tensors), tuple(names), buckets_in((bucket,), root), root), lambda _: True)
     assert refused.value.diagnostics[0].code == "E533"
 
 
@@ -453,7 +478,9 @@ def test_groups_of_buckets_without_end_are_refused(tmp_path: Path) -> None:
         bucket: ChunkedTensor("f32", (8,), (StoredChunk((0,), (8,), place),)),
     }
     with pytest.raises(UcplError) as refused:
-        runs_of(RankShares(Metadata(tensors=tensors), (name,), buckets_in((bucket,), tmp_path), tmp_path))
+        runs_of(
+            RankShares(Metadata(tensors=tensors), (name,), buckets_in((bucket,), tmp_path), tmp_path), lambda _: True
+        )
     assert refused.value.diagnostics[0].code == "E533"
 
 
@@ -590,3 +617,19 @@ def test_masters_of_muon_have_another_name_than_those_of_a_distributed_optimizer
         n for n in held.state_dict_metadata if ".fp32_param." in n or ".param." in n
     }
     assert ucpl.compare(folder, tmp_path / "out")
+
+
+@pytest.mark.parametrize("inner", ["iter_0000003", "."])
+def test_a_folder_of_zarr_arrays_is_refused_by_its_name(tmp_path: Path, inner: str) -> None:
+    """Megatron-Core up to 0.15 reads them; they have no `.metadata`."""
+    step = tmp_path / "run" / inner
+    step.mkdir(parents=True)
+    said = {"sharded_backend": "zarr", "sharded_backend_version": 1, "common_backend": "torch"}
+    (step / "metadata.json").write_text(json.dumps(said))
+    torch.save({"iteration": 3, "checkpoint_version": 3.0}, step / "common.pt")
+    (step / "output_layer.weight").mkdir()
+    (step / "output_layer.weight" / ".zarray").write_text('{"chunks": [4, 4], "dtype": "<f4", "shape": [8, 4]}')
+    (tmp_path / "run" / "latest_checkpointed_iteration.txt").write_text("3")
+    with pytest.raises(UcplError, match=r"E457.* a zarr array for each tensor") as refused:
+        ucpl.convert(tmp_path / "run", tmp_path / "made", to="safetensors()")
+    assert "--ckpt-format torch_dist" in refused.value.diagnostics[0].remedy

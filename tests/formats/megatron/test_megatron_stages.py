@@ -155,7 +155,7 @@ def test_orders_of_registration_have_layers_ahead_before_the_head() -> None:
     names = list(modules(2, 2))
     assert list(registered(sorted(names), fused=False)) == names
     stacked = [n for n in names if not n.startswith("decoder.layers.1.")]
-    *_, found = orders_of(tuple(sorted(n.replace("layers.0.", "layers.", 1) if n[0] == "d" else n for n in stacked)))
+    _, found, *_ = orders_of(tuple(sorted(n.replace("layers.0.", "layers.", 1) if n[0] == "d" else n for n in stacked)))
     outside = [n for n in found if "decoder.layers." not in n]
     assert outside == [n for n in names if "decoder.layers." not in n]
 

@@ -20,6 +20,7 @@ from ucpl.extents import (
     StorageRef,
     TensorRef,
     TrainState,
+    can_train,
 )
 from ucpl.files.carrying import joined, lifted, mapped
 from ucpl.files.checkpoint import Checkpoint
@@ -311,10 +312,10 @@ class Opened:
         If there is an optimizer, an untrained tensor is a buffer if FSDP cuts others and not this one; otherwise it is
         frozen.
         """
-        if not self.trained or name in self.trained:
-            return "parameter"
         stored = self.metadata.tensors[self.roles.weights[name]]
-        is_float = stored.dtype.startswith(("f", "bf"))
+        is_float = can_train(stored.dtype)
+        if name in self.trained or (is_float and not self.trained):
+            return "parameter"
         could_be_cut = bool(stored.shape) and stored.shape[0] > 1
         return "buffer" if not is_float or (self.is_cut and could_be_cut and len(stored.chunks) == 1) else "frozen"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from attrs import evolve
 
 from ucpl.errors import Label, fail
-from ucpl.extents import Extent, Key, NamedTensor, Setting, TrainState
+from ucpl.extents import Extent, Key, NamedTensor, Setting, TrainState, can_train
 from ucpl.extents.account import NotRead
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.model_texts import TEXTS, read_texts
@@ -77,7 +77,7 @@ def opened_shards(root: Path) -> Checkpoint:
             continue
         held = tuple(c for c in found if c.numel)
         demand_whole(name, ChunkedTensor(dtypes[name], shape, held), root / held[0].place.file)
-        tensors.append(NamedTensor(name, shape, dtypes[name], "parameter"))
+        tensors.append(NamedTensor(name, shape, dtypes[name], "parameter" if can_train(dtypes[name]) else "buffer"))
     settings = {"prefix": Setting("", f"headers of {names[0]}"), "states": Setting("", f"headers of {names[0]}")}
     settings |= {"masters": Setting(0, f"headers of {names[0]}"), "file": Setting(FILE, "the shards")}
     settings |= mesh_settings({t.name: t.shape for t in tensors}, extents.values(), "chunks in the shards")

@@ -21,7 +21,17 @@ from typing import NoReturn
 from attrs import evolve, field
 
 from ucpl.errors import Label, UcplError, fail
-from ucpl.extents import DTYPES, Extent, NamedTensor, Setting, StoredTensor, Structure, TrainState, in_elements
+from ucpl.extents import (
+    DTYPES,
+    Extent,
+    NamedTensor,
+    Setting,
+    StoredTensor,
+    Structure,
+    TrainState,
+    can_train,
+    in_elements,
+)
 from ucpl.extents.account import NotRead
 from ucpl.files.checkpoint import Checkpoint, Skeleton
 from ucpl.files.header_watch import watched
@@ -309,7 +319,10 @@ class _Folder:
                 "huggingface",
                 version_of(texts),
                 tensors=tuple(
-                    NamedTensor(name, in_elements(e.dtype, e.shape), e.dtype, "parameter") for name, e in full.items()
+                    NamedTensor(
+                        name, in_elements(e.dtype, e.shape), e.dtype, "parameter" if can_train(e.dtype) else "buffer"
+                    )
+                    for name, e in full.items()
                 ),
                 aliases=self.aliases,
                 settings={"shards": shards},

@@ -10,7 +10,7 @@ anything is converted.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -38,6 +38,7 @@ __all__ = [
 ]
 
 ALIGNMENT = 64  # elements; each parameter begins at a multiple
+_END = 1024  # elements; the padding of a bucket is shorter: to a multiple of 128 and of the data-parallel ranks
 _BUCKET = re.compile(
     r"(?:chained_(?P<chain>\d{1,9})\.)?optimizer\.distributed\.dp_group_idx_(?P<group>\d{1,9})\.gbuf_idx_(?P<gbuf>\d{1,9})"
     r"\.dtype_\((?P<dtype>[^()]*)\)\.bucket_idx_(?P<bucket>\d{1,9})\.(?P<state>[A-Za-z0-9_]+)"
@@ -142,20 +143,26 @@ def buckets_in(names: Sequence[str], root: Path) -> tuple[Bucket, ...]:
     return tuple(out[place] for place in sorted(out))
 
 
-def runs_of(shares: RankShares) -> tuple[list[ParameterRun], list[str], tuple[str, ...]]:
-    """As `RankShares.runs`, by the first order of registration that fits.
+def runs_of(
+    shares: RankShares, agree: Callable[[Sequence[ParameterRun]], bool]
+) -> tuple[list[ParameterRun], list[str], tuple[str, ...]]:
+    """As `RankShares.runs`, with the order of registration that fits.
 
-    The pieces must agree with the order, which is returned, too. Raises: UcplError E533 if none does, for the order of
-    `.metadata`.
+    Orders fit by the sizes of the pieces. Of several, the first is right whose masters `agree` with the weights: a norm's
+    weight and bias are of one size. Raises: UcplError E533 if no order fits, for the first.
     """
+    fitting: list[tuple[list[ParameterRun], list[str], tuple[str, ...]]] = []
     refused: UcplError | None = None
     for order in orders_of(shares.names):
         try:
-            return (*evolve(shares, names=order).runs(), order)
+            fitting.append((*evolve(shares, names=order).runs(), order))
         except UcplError as error:
             refused = refused or error
-    assert refused is not None  # there is one order at least
-    raise refused
+    if not fitting:
+        assert refused is not None  # there is one order at least
+        raise refused
+    alike = len({tuple((run.boxes, run.low, run.bucket.number, run.at) for run in runs) for runs, *_ in fitting}) == 1
+    return fitting[0] if alike else next((one for one in fitting if agree(one[0])), fitting[0])
 
 
 @define(eq=False, slots=False)
@@ -167,6 +174,7 @@ class RankShares:
     buckets: tuple[Bucket, ...]
     root: Path
     stages: int = 0  # of the pipeline, where they are known
+    has_ends: bool = False  # up to 0.14 (`fully_sharded_bucket_space`) buckets have the padding at their ends, too
     units: dict[str, dict[Shape, list[ChunkBox]]] = field(factory=dict)  # tensor -> layer and expert -> its chunks
 
     def runs(self) -> tuple[list[ParameterRun], list[str]]:
@@ -263,15 +271,18 @@ class RankShares:
             low = size = 0
             if len(self.metadata.tensors[entry].shape) != 1:
                 return None
+            (end,) = self.metadata.tensors[entry].shape
             for chunk in self.metadata.tensors[entry].chunks:
                 begin, length = chunk.offset[0], chunk.shape[0]
                 if low == size:
                     if begin % ALIGNMENT:
                         continue  # a gap behind a parameter
+                    following = sum(box.numel for box in left[-1]) if left else 0
+                    if self.has_ends and begin + length == end and length < _END and following != length:
+                        continue
                     if not left:
                         return None
-                    boxes, low = left.pop(), 0
-                    size = sum(box.numel for box in boxes)
+                    boxes, low, size = left.pop(), 0, following
                 out.append(ParameterRun(boxes, low, bucket, begin))
                 low += length
                 if low > size:

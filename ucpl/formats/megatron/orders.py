@@ -44,11 +44,13 @@ _EXPERT = re.compile(r".*\.(?:local_)?experts\.(\d{1,9})\..*", re.DOTALL)
 
 
 def orders_of(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Orders to try: the listed one, then those of Megatron-Core's modules."""
-    seen = [tuple(names)]
-    yield seen[0]
-    for modules in (_FUSED, _APART):
-        order = tuple(sorted(names, key=lambda name: _place(name, modules)))
+    """Orders to try: those of Megatron-Core's modules, and the listed one.
+
+    The listed one is first if other modules have tensors. If ranks shared the work, it is no order of registration.
+    """
+    own = [tuple(sorted(names, key=lambda name: _place(name, modules))) for modules in (_FUSED, _APART)]
+    seen: list[tuple[str, ...]] = []
+    for order in (*own, tuple(names)) if all(map(_is_of_modules, names)) else (tuple(names), *own):
         if order not in seen:
             seen.append(order)
             yield order
@@ -76,6 +78,14 @@ def by_modules(names: Sequence[str]) -> tuple[str, ...]:
     if not all(map(_is_known, names)):
         return tuple(names)
     return registered(names, fused=not any(map(is_own_norm, names)))
+
+
+def _is_of_modules(name: str) -> bool:
+    """As `_is_known`, also for tensors that stack layers."""
+    match = _INNER.fullmatch(name)
+    if match is None or _AHEAD.fullmatch(name) is not None:
+        return _is_known(name)
+    return any(re.match(rf"{kind}(?:\.|$)", match["inner"]) for kind in (_NORM, _CORE, _OUT, *_LAYER))
 
 
 def _is_known(name: str) -> bool:

@@ -13,7 +13,7 @@ from attrs import evolve, field
 from ucpl.errors import Label, fail
 from ucpl.extents import Counted, Extent, Key, NamedTensor, ParameterGroup, Setting, TensorRef
 from ucpl.extents.account import NotRead
-from ucpl.files.carrying import lifted, mapped
+from ucpl.files.carrying import lifted, mapped, strides
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.pickles import tensors_of
 from ucpl.files.plain_values import decode
@@ -24,10 +24,11 @@ from ucpl.files.unknown import unknown_keys
 from ucpl.files.values import Value
 from ucpl.formats.dcp.cells import placed
 from ucpl.formats.dcp.chunks import Chunks
+from ucpl.formats.dcp.masters import is_rounded
 from ucpl.formats.dcp.metadata import METADATA, Metadata, read_metadata
 from ucpl.formats.dcp.reading import Opened
 from ucpl.formats.dcp.roles import Roles
-from ucpl.formats.megatron.buckets import ParameterRun, RankShares, buckets_in, runs_of
+from ucpl.formats.megatron.buckets import ChunkBox, ParameterRun, RankShares, buckets_in, runs_of
 from ucpl.formats.megatron.coalesced import CompleteBuffers, complete_buffers
 from ucpl.formats.megatron.common_state import BACKEND_KEYS, unread_objects, unread_of
 from ucpl.formats.megatron.folder import Step
@@ -78,6 +79,7 @@ OF_ITERATION = ("run_config.yaml", "train_state.pt", "modelopt_run_config.yaml")
 _OF_BRIDGE = "it is Megatron-Bridge's: a target of megatron_core() has it as it is, and other targets have not"
 OBJECTS = "sharded_objects"  # value of a run: `_extra_state` of modules, random states
 OPTIMIZER, CONTENT = "optimizer", "content_metadata"
+_SHARDING, _WITH_ENDS = "param_state_sharding_type", "fully_sharded_bucket_space"
 ITERATION, VERSION = "iteration", "checkpoint_version"
 GIVEN = "given"  # key of names of values that the source lacked
 UNTRAINED = "untrained"  # key of names of weights without a part in buckets
@@ -221,29 +223,68 @@ class _Dist(Opened):
         shares = (
             whole.shares(self.metadata, names, self.root, self.arguments)
             if whole is not None
-            else RankShares(self.metadata, names, buckets_in(self.entries.buckets, self.root), self.root)
+            else RankShares(
+                self.metadata,
+                names,
+                buckets_in(self.entries.buckets, self.root),
+                self.root,
+                has_ends=self.sharding_type() == _WITH_ENDS,
+            )
         )
-        runs, self.copied, self.registered = runs_of(shares)
-        found: dict[str, dict[str, dict[Key, Extent]]] = {}
         pieces: dict[str, dict[Key, Extent]] = {}
+
+        def shares_of(run: ParameterRun, entry: str) -> Iterator[tuple[ChunkBox, Extent, int]]:
+            """Boxes of a run, their parts of the piece, and begins."""
+            piece = self.piece(run, entry, pieces) if whole is None else whole.piece(run, entry)
+            first = 0
+            for box in run.boxes:
+                low, high = max(run.low, first), min(run.low + piece.numel, first + box.numel)
+                if low < high:
+                    yield box, evolve(piece, shape=(high - low,), offset=piece.offset + low - run.low), low - first
+                first += box.numel
+
+        def agree(runs: Sequence[ParameterRun]) -> bool:
+            """Test that a sample of each master, rounded, is the weight."""
+            masters = ((run, run.bucket.states[name]) for run in runs for name in MASTERS if name in run.bucket.states)
+            return all(
+                self.is_master(box, mine, low) for run, entry in masters for box, mine, low in shares_of(run, entry)
+            )
+
+        runs, self.copied, self.registered = runs_of(shares, agree)
+        found: dict[str, dict[str, dict[Key, Extent]]] = {}
         for run in runs:
             for written, entry in run.bucket.states.items():
                 state = MASTER if written in MASTERS else written
-                piece = self.piece(run, entry, pieces) if whole is None else whole.piece(run, entry)
-                first = 0
-                for box in run.boxes:
-                    low, high = max(run.low, first), min(run.low + piece.numel, first + box.numel)
-                    if low < high:
-                        mine = evolve(piece, shape=(high - low,), offset=piece.offset + low - run.low)
-                        name = f"{STATES}{(self.entries.master or MASTERS[0]) if state == MASTER else state}.{box.name}"
-                        made = placed(mine, name, box.begin, box.shape, low - first)
-                        found.setdefault(box.name, {}).setdefault(state, {}).update(made)
-                    first += box.numel
+                for box, mine, low in shares_of(run, entry):
+                    name = f"{STATES}{(self.entries.master or MASTERS[0]) if state == MASTER else state}.{box.name}"
+                    made = placed(mine, name, box.begin, box.shape, low)
+                    found.setdefault(box.name, {}).setdefault(state, {}).update(made)
         for name, states in found.items():
             self.states[name] = tuple(states)
             for extents in states.values():
                 self.extents |= {(METADATA, key): one for key, one in extents.items()}
                 self.held[name].append(tuple(extents))
+
+    def sharding_type(self) -> object:
+        """The form of the distributed optimizer's states.
+
+        Of a chain it is the first one's.
+        """
+        said = Value.of(self.common).find(OPTIMIZER)
+        held = said.held if said is not None else None
+        inner = [held, *held.values()] if isinstance(held, dict) else []
+        return next((one[_SHARDING] for one in inner if isinstance(one, dict) and _SHARDING in one), None)
+
+    def is_master(self, box: ChunkBox, master: Extent, low: int) -> bool:
+        """Test a sample of the box's weight from `low` on.
+
+        It is the master, rounded.
+        """
+        weight = self.extents.get((METADATA, (box.name, *box.begin)))
+        if weight is None or weight.shape != box.shape or weight.stride != strides(box.shape):
+            return True
+        part = evolve(weight, shape=master.shape, stride=(1,), offset=weight.offset + low)
+        return is_rounded(self.root, part, master)
 
     def piece(self, run: ParameterRun, entry: str, pieces: dict[str, dict[Key, Extent]]) -> Extent:
         """The chunk of a run in a bucket's tensor. Raises: UcplError E533."""
