@@ -589,5 +589,8 @@ def test_the_wheel_carries_grammar_specs_examples_and_catalogue(tmp_path: Path) 
         assert files, folder
         wanted |= {f"ucpl/_data/{relative(path)}" for path in files}
     assert wanted - names == set()
-    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"ucpl"}
+    shared = {name.partition(".data/data/")[2] for name in names if ".data/" in name}
+    folders = ("bash-completion/completions/ucpl", "zsh/site-functions/_ucpl", "fish/vendor_completions.d/ucpl.fish")
+    assert shared == {f"share/{name}" for name in folders}
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name and ".data/" not in name} == {"ucpl"}
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)

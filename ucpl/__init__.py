@@ -13,7 +13,7 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 
-__version__ = "0.1.0"
+__version__ = "0.9.0"
 
 
 @cache
