@@ -286,19 +286,3 @@ def test_a_source_outside_such_a_folder_is_refused(to, tmp_path):
     with pytest.raises(UcplError, match=r"E471.*the source is not in one"):
         ucpl.convert(tmp_path / "one.pt", tmp_path / "out", to)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("weights", ["model.safetensors", "pytorch_model.bin"])
-def test_a_scripts_folder_without_files_of_the_trainer_is_one_run(weights, tmp_path):
-    """`save_pretrained`, and the optimizer next to it."""
-    named, optimizer = ddp(tmp_path / "s")
-    for name in ("trainer_state.json", "scheduler.pt", "rng_state_0.pth", "rng_state_1.pth"):
-        (tmp_path / "s" / name).unlink()
-    if weights == "pytorch_model.bin":
-        torch.save({n: p.detach() for n, p in named.items()}, tmp_path / "s" / weights)
-        (tmp_path / "s" / "model.safetensors").unlink()
-    ucpl.convert(tmp_path / "s", tmp_path / "z", "zero2(dp=2)")
-    ucpl.convert(tmp_path / "z", tmp_path / "p.pt", "plain()")
-    assert_run(tmp_path / "p.pt", named, optimizer)
-    with pytest.raises(UcplError, match="E471"):
-        ucpl.convert(tmp_path / "s", tmp_path / "t", "trainer()")

@@ -97,23 +97,8 @@ def recognised(kind: str, path: Path) -> bool:
     names = os.listdir(path)
     if FSDP in names and kind == _ACCELERATE:  # which the Trainer calls to save it
         return True
-    optimizers = [name for name in names if _OPTIMIZER[kind].fullmatch(name)]
-    if any(_MARKS[kind].fullmatch(name) for name in names):
-        return FSDP in names or bool(optimizers)
-    if kind == _ACCELERATE or any(_MARKS[_ACCELERATE].fullmatch(name) for name in names) or len(optimizers) != 1:
-        return False
-    has_weights = any(_MODEL.fullmatch(name) or PICKLE.fullmatch(name) for name in names)
-    return has_weights and _is_optimizer_file(path, optimizers[0])
-
-
-def _is_optimizer_file(folder: Path, name: str) -> bool:
-    """Test for the state dict of a torch optimizer in a file."""
-    try:
-        return is_optimizer(read_torch_file(folder, name).value)
-    except UcplError as error:
-        if error.is_of_the_disk:
-            raise
-        return False
+    is_marked = any(_MARKS[kind].fullmatch(name) for name in names)
+    return is_marked and (FSDP in names or any(_OPTIMIZER[kind].fullmatch(name) for name in names))
 
 
 @watched
