@@ -7,7 +7,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import traceback
 from pathlib import Path
@@ -56,34 +55,8 @@ def tree(top: Path):
     return {p.relative_to(top).as_posix(): p.read_bytes() for p in sorted(top.rglob("*")) if p.is_file()}
 
 
-CHILD = """
-import sys, time
-from pathlib import Path
-from tests.runtime.test_resume import MEMORY, Torch, copies, run
-from tests.runtime.world import Stored, bits_of, write_source
-import ucpl.runtime.worker_pool, pickle
-sys.modules["ucpl.runtime.moving"].SYNC_BYTES = 1
-top = Path(sys.argv[1])
-source = pickle.loads((top / "source.pickle").read_bytes())
-print(run(copies(source), source, top / "out", resume="resume" in sys.argv, force="force" in sys.argv))
-"""
-
-
-def child(top: Path, fail: str, *more: str) -> int:
-    env = {**os.environ, "UCPL_FAIL_AT": fail, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, str(top), *more], env=env, cwd=ROOT, capture_output=True, text=True
-    )
-    if done.returncode not in (0, -signal.SIGKILL):
-        pytest.fail(done.stderr)
-    return done.returncode
-
-
 def forked(plan, source, out: Path, fail: str, *more: str) -> int:
-    """As `child`, in a fork of this process.
-
-    The fork is killed as a process of its own, and imports nothing anew.
-    """
+    """The exit status of a run in a fork of this process."""
     pid = os.fork()
     if pid:
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -97,12 +70,6 @@ def forked(plan, source, out: Path, fail: str, *more: str) -> int:
         traceback.print_exc()
     finally:
         os._exit(1)
-
-
-def hand_over(top: Path, source) -> None:
-    import pickle
-
-    (top / "source.pickle").write_bytes(pickle.dumps(source))
 
 
 PLACES = [
@@ -173,10 +140,9 @@ def test_a_run_that_was_published_is_not_taken_for_another(simple, other):
 @pytest.mark.fault("Interruption", "SIGKILL at random tiles, many times", "the same bytes in the end")
 def test_killed_again_and_again(simple):
     source, plan, out = simple
-    hand_over(out.parent, source)
     rng = random.Random(3)
     for _ in range(6):
-        if child(out.parent, f"tile-written:{rng.randint(1, 90)}:kill", "resume") == 0:
+        if forked(plan, source, out, f"tile-written:{rng.randint(1, 90)}:kill", "resume") == 0:
             break
         assert not out.exists()
     run(plan, source, out, resume=True)
