@@ -140,6 +140,6 @@ def test_handles_that_contradict_themselves_are_refused(copy: Path) -> None:
 
 def test_other_files_of_that_name_are_no_such_checkpoint(tmp_path: Path) -> None:
     torch.save({"state": {}}, tmp_path / "rank_0.pt")
-    refused(tmp_path, "E435", "is no checkpoint that is known")
+    refused(tmp_path, "E435", "is no known checkpoint")
     (tmp_path / "rank_0.pt").write_bytes(b"a text")
-    refused(tmp_path, "E435", "is no checkpoint that is known")
+    refused(tmp_path, "E435", "is no known checkpoint")
