@@ -19,7 +19,7 @@ DECAYS = {"a": 0.3, "b": 0.0, "c": 0.0, "d": 0.3}
 GROUPS = (("a",), ("b", "c"), ("d",))
 TARGETS = (
     "zero1(dp = 2)", "zero0(dp = 1)", "zero2(dp = 2)", "zero3(dp = 2)", "universal()", "dcp(fsdp = 2)",
-    "dcp(fsdp = 2, flat = 1)", "plain()",
+    "dcp(fsdp = 2, flat = 1)", "plain()", "torch_file()",
 )  # fmt: skip
 
 # Groups of a target: each name with its members, and the options that its parameters need.
