@@ -334,6 +334,7 @@ def test_a_first_step_of_the_models_own_names_is_kept(tmp_path: Path) -> None:
 def test_pickled_modules_give_their_state_dicts(tmp_path: Path) -> None:
     """`torch.save(model)`, and files that have a module and its average (ultralytics)."""
     model = built()
+    model.register_buffer("passing", torch.ones(2), persistent=False)
     optimizers = OPTIMIZERS["adamw"](model)
     train(model, optimizers, 0, 2)
     torch.save(model, tmp_path / "model.pt")
