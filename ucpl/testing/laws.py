@@ -123,7 +123,7 @@ def _derived_from(*placements: Placement) -> dict[str, str]:
 def _plan(source: Placement, target: Placement, drop: tuple[str, ...]) -> Plan:
     tensors = source.layout.tensors
     untyped = {
-        (home.file, home.key)
+        (home.file, tuple(map(str, home.key)))
         for part in source.parts
         if part.dtype is None and not any(s.name == part.state for s in source.layout.states)
         if not all(tensors[source.tensors[t]].dtype for t in part.tensors)
@@ -132,7 +132,7 @@ def _plan(source: Placement, target: Placement, drop: tuple[str, ...]) -> Plan:
     typed = all(t.dtype for t in tensors.values())
 
     def dtype_of(file: str, key: Key) -> str | None:
-        return "f32" if (file, key) in untyped else None
+        return "f32" if (file, tuple(map(str, key))) in untyped else None
 
     graph = build(source, target, drop=drop, dtype_of=None if typed else dtype_of)
     prove(graph)
