@@ -363,7 +363,6 @@ def importers_of(parsed: dict[str, ast.Module]) -> dict[str, set[str]]:
 
 # Small modules of one importer that are there for now, as FOLDER/FILE. Merge one, and remove its line; add none.
 FRAGMENTS = {
-    "megatron/core.py",
     "megatron/core_layouts.py",
 }
 

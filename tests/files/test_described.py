@@ -241,4 +241,5 @@ def test_checkpoints_two_folders_below_are_named(tmp_path: Path) -> None:
     for step in (9, 10):
         shutil.copytree(EXAMPLE, tmp_path / "runs" / f"iter_{step}" / "model")
         shutil.copytree(EXAMPLE, tmp_path / "runs" / f"iter_{step}" / "optimizer")
-    assert f"such as {tmp_path}/runs/iter_10/model\n" in command("inspect", tmp_path / "runs").err
+    err = command("inspect", tmp_path / "runs").err
+    assert f"its model, {tmp_path}/runs/iter_10/model, and its optimizer, {tmp_path}/runs/iter_10/optimizer, are" in err

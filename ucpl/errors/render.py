@@ -31,8 +31,9 @@ def render_diagnostic(diagnostic: Diagnostic, color: bool = False, *, brief: boo
     red, blue, bold, reset = (_RED, _BLUE, _BOLD, _RESET) if color else ("", "", "", "")
     numbers = [str(label.line) for label in diagnostic.labels if label.line is not None]
     margin = " " * max((len(number) for number in numbers), default=1)
-    lines = [f"{red}error[{diagnostic.code}]{reset}{bold}: {_safe(diagnostic.message)}{reset}"]
-    labels = _brief(diagnostic) if brief else diagnostic.labels
+    first = _safe(diagnostic.message)
+    lines = [f"{red}error[{diagnostic.code}]{reset}{bold}: {first}{reset}"]
+    labels = _brief(diagnostic, first) if brief else diagnostic.labels
     for i, label in enumerate(labels):
         again = i > 0 and label.file == labels[i - 1].file and label.line is not None
         arrow = f"{margin} {blue}:::{reset}" if again else f"{margin}{blue}-->{reset}"
@@ -44,13 +45,13 @@ def render_diagnostic(diagnostic: Diagnostic, color: bool = False, *, brief: boo
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _brief(diagnostic: Diagnostic) -> tuple[Label, ...]:
+def _brief(diagnostic: Diagnostic, first: str) -> tuple[Label, ...]:
     """The places that a short form keeps."""
     calls = [label.source for label in diagnostic.labels if label.file == "<call>" and label.source is not None]
     kept = tuple(Label(call) for call in dict.fromkeys(calls))
     for label in diagnostic.labels:
         of_call = label.file.startswith("<")
-        if not of_call and not label.file.startswith("specs/") and label.file not in diagnostic.message:
+        if not of_call and not label.file.startswith("specs/") and label.file not in first:
             kept += (label,)
     return kept
 

@@ -241,6 +241,8 @@ class GraphSide:
             return (part.dtype,)
         of = {t: layout.dtype_of(self.placement.tensors[t], part.state) for t in part.tensors}
         known = set(of.values())
+        if not of and part.label in layout.placed:  # stored tensors without elements
+            return (layout.dtype_of(part.label, part.state),)
         if len(known) < 2:
             return (known.pop() if known else layout.state_dtypes.get(part.state, ""),)
         # Tensors of several dtypes in one part: each stored tensor has the narrowest that holds all of its elements.
