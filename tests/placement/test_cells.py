@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ucpl.placement.cells import Cells, Concat, Labelled, Padding, Product, Range, cut, padding_of, pieces_of, trim
+from ucpl.placement.cells import Cells, Concat, Labelled, Padding, Product, Range, Same, cut, padding_of, pieces_of, trim
 
 PAD = "padding"
 
@@ -19,6 +19,8 @@ def listed(cells: Cells) -> list[Any]:
             return [((cells.dim, i),) for i in range(cells.low, cells.high)]
         case Padding():
             return [PAD] * cells.count
+        case Same():  # a factor that adds no index
+            return [()] * cells.count
         case Concat():
             return [c for p in cells.parts for c in listed(p)]
         case Labelled():
@@ -40,7 +42,9 @@ def trees(dims: str) -> st.SearchStrategy[Cells]:
     padded = st.builds(lambda c, n: Concat((c, Padding(n))), one, st.integers(0, 3))
     both = st.builds(lambda a, b: Concat((a, b)), one, one)
     labelled = st.builds(lambda c: Labelled("q", c), one)
-    first = st.one_of(one, padded, both, labelled)
+    copies = st.builds(Same, st.integers(1, 3))
+    repeated = st.one_of(*(st.builds(lambda *f: Product(f), *two) for two in ((one, copies), (copies, one))))
+    first = st.one_of(one, padded, both, labelled, repeated)
     if len(dims) == 1:
         return first
     rest = trees(dims[1:])

@@ -248,12 +248,12 @@ def test_a_killed_run_leaves_nothing_that_counts(tmp_path: Path, wanted: dict[st
     --resume starts again.
     """
     url, target = f"local://{tmp_path}/out", tmp_path / "out"
-    command, here = ("convert", EXAMPLE, url, "--to", TO), {"UCPL_REMOTE_DIR": str(tmp_path)}
-    killed = Command(*command, **here, UCPL_FAIL_AT=f"{point}:1:kill")
+    command, here = ("convert", EXAMPLE, url, "--to", TO), str(tmp_path)
+    killed = Command(*command, UCPL_REMOTE_DIR=here, UCPL_FAIL_AT=f"{point}:1:kill")
     assert killed.end() == -signal.SIGKILL, killed.err
     assert not (target / MANIFEST).exists() and (target / UNFINISHED).exists()
-    assert Command(*command, **here).end() == 4
-    done = Command(*command, "--resume", **here)
+    assert Command(*command, UCPL_REMOTE_DIR=here).end() == 4
+    done = Command(*command, "--resume", UCPL_REMOTE_DIR=here)
     assert done.end() == 0, done.err
     assert files(target) == wanted
     assert sorted(os.listdir(tmp_path)) == ["out"]
