@@ -39,7 +39,7 @@ def prepared(folder: Path, target: str, case: str) -> tuple[dict[str, Any], list
         ucpl.convert(idle(folder), folder / "made", target)
         listed, names, frozen = [["a"], ["b", "c"], ["d"]], names | {"void": (0,), "frozen": (3,)}, ["frozen"]
         wanted = [[kind[one[0]] for kind in (RATES, DECAYS)] for one in listed]
-        if "zero3" in target:  # whose engines have groups of frozen parameters
+        if target.startswith(("zero0", "zero3")):  # torch's optimizer and ZeRO-3 have groups of frozen parameters
             listed.insert(0, ["frozen"])
             wanted.insert(0, [5.0, 0.5])
     held = {name for one in listed for name in one} | ({"void", "frozen"} if frozen else set())
