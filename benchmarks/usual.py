@@ -19,8 +19,7 @@ from ucpl.records import frozen
 __all__ = ["USUAL_HEAD", "bench_usual"]
 
 USUAL_HEAD = (
-    "wish", "usual tool", "its seconds", "its peak", "ucpl", "seconds", "times as fast", "without read-back", "times as fast",
-    "peak",
+    "wish", "usual tool", "its seconds", "its peak", "ucpl", "seconds", "peak", "ratio", "without read-back", "its ratio",
 )  # fmt: skip
 
 
@@ -92,8 +91,8 @@ def _row(wish: Wish, python: str, source: Path, out: Path, rounds: int) -> tuple
     peer, ours, unread = (statistics.median(run.wall for run in runs) for runs in found.values())
     peaks = [f"{max(run.mib for run in runs):.0f} MiB" for runs in found.values()]
     return (
-        wish.name, f"`{wish.tool}`", f"{peer:.1f}", peaks[0], f"`--to '{wish.to}'`", f"{ours:.1f}", f"{peer / ours:.1f}",
-        f"{unread:.1f}", f"{peer / unread:.1f}", peaks[1],
+        wish.name, f"`{wish.tool}`", f"{peer:.1f}", peaks[0], f"`--to '{wish.to}'`", f"{ours:.1f}", peaks[1],
+        f"{peer / ours:.1f}", f"{unread:.1f}", f"{peer / unread:.1f}",
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from attrs import evolve
 from benchmarks.__main__ import NAMES, tables
 from benchmarks.convert import CASES, FORMS, HEAD, Rounds, Run, rows_of
 from benchmarks.figures import PAGE, Table, blocks, known, written
+from benchmarks.usual import USUAL_HEAD
 
 
 def test_the_page_shows_the_figures_that_were_kept() -> None:
@@ -34,6 +35,16 @@ def test_every_name_of_make_bench_is_a_table_of_the_page() -> None:
     kept = known()
     for name, (head, _) in tables(given).items():  # a table whose columns are others by now was measured by other code
         assert name not in kept or kept[name].head == head, name
+
+
+def test_the_readme_has_the_figures_of_the_usual_tools() -> None:
+    rows = [dict(zip(USUAL_HEAD, row, strict=True)) for row in known()["usual"].rows]
+    text = (PAGE.parents[1] / "README.md").read_text(encoding="utf-8")
+    shown = [
+        f"| {r['wish']} | {r['usual tool']} | {r['its seconds']} s, {r['its peak']} | {r['seconds']} s, {r['peak']} |"
+        for r in rows
+    ]
+    assert shown and [row for row in shown if row not in text] == []
 
 
 def test_a_block_is_made_of_its_table_and_no_other() -> None:

@@ -7,7 +7,19 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ucpl.placement.cells import Cells, Concat, Labelled, Padding, Product, Range, Same, cut, padding_of, pieces_of, trim
+from ucpl.placement.cells import (
+    Cells,
+    Concat,
+    Labelled,
+    Padding,
+    Product,
+    Range,
+    Same,
+    cut,
+    padding_of,
+    pieces_of,
+    trim,
+)
 
 PAD = "padding"
 
