@@ -97,6 +97,18 @@ def test_a_value_that_cannot_be_saved_is_reported_and_training_continues(vault, 
         assert writer.committed() == (2, 2)
 
 
+def test_an_error_of_torch_is_reported_and_training_continues(vault, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("a copy from the device failed")
+
+    with vault.writer(0) as writer:
+        with monkeypatch.context() as patched:
+            patched.setattr(type(writer), "_save", fail)
+            saved = writer.save(1, nn.Linear(2, 2))
+        assert not saved and "a copy from the device failed" in str(saved.error)
+        assert writer.save(2, nn.Linear(2, 2))
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
