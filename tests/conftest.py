@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from itertools import count
@@ -15,13 +16,14 @@ from pathlib import Path
 
 # Tests run in several processes: torch and BLAS must not each take all cores. Set before anything imports them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# If the user's shell keeps Python from writing compiled modules, every verb that a test starts as a process would compile
-# all of ours anew, which takes longer than most of their work. They are kept apart from the tree, as the user wants it.
-# `tests.mutants` edits files faster than their times change: nothing is kept for it. Everybody else has them where Python puts
-# them, those of installed packages too, which are there from the beginning.
+# If the user's shell keeps Python from writing compiled modules, this process would compile all tests anew, and every verb that
+# a test starts as a process all of ours, which takes longer than most of their work. They are kept apart from the tree, as the
+# user wants it. `tests.mutants` edits files faster than their times change: nothing is kept for it. Everybody else has them
+# where Python puts them, those of installed packages too, which are there from the beginning.
 if os.environ.get("PYTHONDONTWRITEBYTECODE", "mutants") != "mutants":
     del os.environ["PYTHONDONTWRITEBYTECODE"]
-    os.environ.setdefault("PYTHONPYCACHEPREFIX", f"{tempfile.gettempdir()}/ucpl-tests-{os.getuid()}")
+    kept = os.environ.setdefault("PYTHONPYCACHEPREFIX", f"{tempfile.gettempdir()}/ucpl-tests-{os.getuid()}")
+    sys.dont_write_bytecode, sys.pycache_prefix = False, kept
 # Checkpoints that tests write are small, and gone with the test: where memory has a folder with room, none waits for a disk.
 MEMORY, ROOM = Path("/dev/shm"), 2 << 30
 if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:

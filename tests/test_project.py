@@ -361,12 +361,6 @@ def importers_of(parsed: dict[str, ast.Module]) -> dict[str, set[str]]:
     return found
 
 
-# Small modules of one importer that are there for now, as FOLDER/FILE. Merge one, and remove its line; add none.
-FRAGMENTS = {
-    "megatron/core_layouts.py",
-}
-
-
 def test_no_small_module_serves_one_other(parsed: dict[str, ast.Module]) -> None:
     """A module with one importer belongs into it.
 
@@ -379,8 +373,7 @@ def test_no_small_module_serves_one_other(parsed: dict[str, ast.Module]) -> None
         name = path.removesuffix(".py").replace("/", ".")
         if not path.endswith("/__init__.py") and count < MODULE_LINES_MIN and len(importers[name]) == 1:
             found.add("/".join(path.split("/")[-2:]))
-    assert found - FRAGMENTS == set(), "merge it into its importer"
-    assert FRAGMENTS - found == set(), "it is gone: remove its line from FRAGMENTS"
+    assert found == set(), "merge it into its importer"
 
 
 def test_importers_are_found_however_they_import() -> None:

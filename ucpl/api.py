@@ -17,9 +17,10 @@ from attrs import evolve
 from ucpl.conversion.companion_checks import companion_notes, compare_companions, findings_of, held_weights
 from ucpl.conversion.demanded import found_in
 from ucpl.conversion.engine import Engine, asked_of, planned
-from ucpl.conversion.keywords import DataPlane, ToApply, ToConvert, ToPlan, ToVerify, bounds_of, given_from
+from ucpl.conversion.keywords import MoveBounds, ToApply, ToConvert, ToPlan, ToVerify, bounds_of, given_from
 from ucpl.conversion.opening import load_plan, open_alike
 from ucpl.conversion.opening import open_checkpoint as open_headers
+from ucpl.conversion.ordering import demand_used, order_of
 from ucpl.conversion.planning import Asked, make_plan
 from ucpl.conversion.requests import Given, called, library_of, model_named
 from ucpl.conversion.side import Side
@@ -30,8 +31,7 @@ from ucpl.conversion.weights import in_names_of_both, open_for_comparison, open_
 from ucpl.errors import UcplError
 from ucpl.records import frozen
 from ucpl.storage.lifetimes import scoped
-from ucpl.storage.resolve_url import resolve_source, resolve_target
-from ucpl.storage.urls import is_url
+from ucpl.storage.resolve_url import is_resolved, resolve_source, resolve_target
 
 if TYPE_CHECKING:
     from ucpl.files.checkpoint import Checkpoint
@@ -88,7 +88,7 @@ def plan(source: str, target: str, **how: Unpack[ToPlan]) -> Plan:
     `source` may be a checkpoint; layouts of any model need it or `model`.
     """
     model = how.get("model")
-    source = str(resolve_source(source)) if is_url(source) else source
+    source = source if is_resolved(source) else str(resolve_source(source))
     asked = Asked(source, target, how.get("checkpoint"), how.get("name", "convert"), how.get("prove", False))
     return planned(asked, given_from(how, model_named(model) if model else None)).plan
 
@@ -168,29 +168,36 @@ def compare(
     a_layout: str | None = None,
     b_layout: str | None = None,
     weights: bool = False,
-    **bounds: Unpack[DataPlane],
+    order: str = "",
+    **bounds: Unpack[MoveBounds],
 ) -> Likeness:
     """Compare the logical state of two checkpoints.
 
     True if equal, in any layouts.
 
-    weights: compare these alone, those of two dtypes in the narrower one.
+    weights: compare these alone, those of two dtypes in the narrower one. order: a file with the names of an optimizer's
+    numbers, or "model".
     """
     from ucpl.verification.compare import likeness
+
+    numbered: list[Here] = []  # sides that need an order
 
     def side_of(path: Here, layout: str | None) -> tuple[Checkpoint, Side]:
         described = called(layout) if layout is not None else None
 
         def read(given: Given) -> tuple[Checkpoint, Side]:
             opened = open_headers(path, described, given)
+            numbered.extend([path] if given.order else [])
             return opened, describe(opened, described, given)
 
-        return open_for_inspection(read) if weights else open_for_comparison(read)
+        return open_for_inspection(read) if weights else open_for_comparison(read, order)
 
     def both() -> tuple[tuple[Checkpoint, Side], tuple[Checkpoint, Side]]:
         return side_of(a, a_layout), side_of(b, b_layout)
 
     (ours, here), (theirs, there) = in_names_of_both(both)
+    if order and not numbered:
+        demand_used(order_of(None, order), ours.top)
     found = likeness(ours, here.placement, theirs, there.placement, weights=weights, **bounds)
     return evolve(found, around=compare_companions(ours, theirs))
 

@@ -183,6 +183,6 @@ def followed(path: Path) -> Path:
     return at
 
 
-def open_new(path: Path, mode: int = 0o600) -> int:
+def open_new(path: Path) -> int:
     """Create a file for writing that nobody made before. Raises: OSError."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

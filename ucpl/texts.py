@@ -14,7 +14,7 @@ from typing import Union
 from ucpl.errors import Label, fail
 from ucpl.storage.reading import fetch_all
 
-__all__ = ["TEXT_MAX", "Json", "is_endless", "json_object", "read_text", "text_at"]
+__all__ = ["TEXT_MAX", "Json", "is_endless", "is_text", "json_object", "read_text", "text_at"]
 
 Json = Union[None, bool, int, float, str, list["Json"], dict[str, "Json"]]  # noqa: UP007 (it names itself)
 TEXT_MAX = 64 << 20  # bytes
@@ -87,6 +87,18 @@ def _waiting_for_nobody(path: str, flags: int) -> int:
     Regular files are opened as usual.
     """
     return os.open(path, flags | os.O_NONBLOCK)
+
+
+def is_text(text: str) -> bool:
+    """Test whether a text can be written as UTF-8.
+
+    Pickles and JSON may hold halves of characters.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def json_object(text: str) -> dict[str, Json] | str:

@@ -99,8 +99,6 @@ LINES = {
     "contingency layout": ["contingency", "--from", "@.ucpl:cut(tp=2)"],
     "contingency -o": ["contingency", "--from", "source", "-o", "@"],
     "contingency -o below": ["contingency", "--from", "source", "-o", "@/y"],
-    "contingency --svg": ["contingency", "--from", "source", "--svg", "@.svg"],
-    "contingency --html": ["contingency", "--from", "source", "--html", "@.html"],
     "contingency --bandwidths": ["contingency", "--from", "source", "--bandwidths", "@.json"],
     "contingency --config": ["contingency", "--from", "source", "--config", "@.json"],
     "contingency --model": ["contingency", "--from", "zero1(dp=4)", "--model", "@.ucpl:own"],

@@ -5,7 +5,11 @@ Missing folders are made, and a dry run fails where the run would.
 
 from __future__ import annotations
 
+import io
 import os
+import re
+import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +18,7 @@ import torch
 import ucpl
 from tests.cli.command import Done, good
 from tests.cli.command import ucpl as command
+from ucpl.cli.console import Console
 from ucpl.errors import UcplError
 
 
@@ -30,7 +35,7 @@ def test_missing_parents_are_made_and_go_where_the_run_fails(tmp_path: Path) -> 
     target = tmp_path / "a" / "b" / "dst"
     (tmp_path / "a").mkdir()
     assert bad(3, "convert", SOURCE / "nothing", target, "--to", "zero1(dp=2)")
-    assert bad(1, "convert", SOURCE, target, "--to", "zero1(dp=0)")
+    assert bad(2, "convert", SOURCE, target, "--to", "zero1(dp=0)")
     assert [*tmp_path.iterdir()] == [tmp_path / "a"] and not [*(tmp_path / "a").iterdir()]
     good("convert", SOURCE, target, "--to", "zero1(dp=2)")
     ucpl.convert(SOURCE, tmp_path / "c" / "d" / "p.pt", "plain()")
@@ -85,6 +90,23 @@ def test_the_demo_ends_in_a_line_of_its_own() -> None:
     assert "\ufffd" not in said and "\n\nproved: " in said
 
 
+def test_the_bar_of_a_terminal_has_the_time_that_remains(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    with Console().progress("reads") as told:
+        assert told is not None
+        told(0, 1 << 20)
+        time.sleep(0.01)
+        told(1 << 19, 1 << 20)
+    shown = terminal.getvalue()
+    assert "reads" in shown and re.search(r"\d:\d\d:\d\d|-:--:--", shown)
+
+
 @pytest.mark.parametrize(
     ("to", "file"),
     [
@@ -100,3 +122,21 @@ def test_a_name_of_a_torch_file_makes_a_torch_file_or_a_folder(to: str, file: st
     if not file:
         assert torch.load(tmp_path / "out.pt", weights_only=True)
     assert good("verify", tmp_path / "out.pt", "-q").status == 0
+
+
+@pytest.mark.parametrize("to", ["zero1(dp=2)", "dcp(fsdp=2)", "plain()"])
+def test_a_target_has_the_group_of_a_shared_folder(to: str, tmp_path: Path) -> None:
+    """As `mkdir` and `cp` give it: quotas of clusters go by group."""
+    groups = [4242] if os.geteuid() == 0 else [one for one in os.getgroups() if one != os.getegid()]
+    if not groups:
+        pytest.skip("this user has one group")
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    os.chown(shared, -1, groups[0])
+    shared.chmod(0o2775)
+    target = shared / ("out" if to != "plain()" else "out.pt")
+    good("convert", SOURCE, target, "--to", to)
+    for path in (target, *target.rglob("*")):
+        state = path.stat()
+        assert state.st_gid == groups[0], path
+        assert not path.is_dir() or state.st_mode & stat.S_ISGID, path

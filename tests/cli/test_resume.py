@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import ucpl as package
 from tests.cli.command import ROOT, digest, good, ucpl
@@ -65,6 +66,31 @@ def test_the_environment_of_a_job_gives_the_ranks(variable: str, run: Path, monk
     assert package.resume(run) == str(run / "checkpoint-12")
 
 
+@pytest.mark.parametrize(
+    "command",
+    [("torchrun", "t.py"), ("bin/torchrun", "t.py"), ("python", "-m", "torch.distributed.run", "t.py")],
+)
+def test_tasks_of_slurm_are_not_the_ranks_of_a_launcher(
+    command: tuple[str, ...], run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task starts torchrun, which starts a rank for each GPU."""
+    monkeypatch.setenv("SLURM_NTASKS", "1")
+    done = ucpl("resume", run, "--", *command)
+    assert done.status == 2 and "error[E223]" in done.err and "--ranks N" in done.err
+    assert not Path(f"{run}.resume").exists()
+
+
+def test_a_save_comes_before_a_folder_made_of_it(tmp_path: Path) -> None:
+    """ds_to_universal writes global_step3_universal next to it."""
+    shutil.copytree(ZERO, tmp_path / "run")
+    package.convert(ZERO, tmp_path / "made", "universal()")
+    (made,) = (tmp_path / "made").glob("global_step*")
+    shutil.move(made, tmp_path / "run" / "global_step3_universal")
+    found = good("resume", tmp_path / "run", "--ranks", 3, "--json").json
+    assert found["source"].endswith("global_step3") and found["layout"] == "zero1(dp = 3)", found
+    assert path_of(tmp_path / "run", "--ranks", 4) == tmp_path / "run"
+
+
 def test_an_interrupted_save_is_passed_over(run: Path) -> None:
     (run / "checkpoint-20" / "global_step20").mkdir(parents=True)
     shard = next((run / "checkpoint-12" / "global_step3").glob("*rank_1*optim*"))
@@ -95,6 +121,10 @@ def test_a_checkpoint_of_any_ranks_is_never_converted(tmp_path: Path) -> None:
     shutil.copytree(CHUNKS, tmp_path / "run" / "checkpoint" / "step-10")
     found = good("resume", tmp_path / "run", "--json").json
     assert found["path"] == str(tmp_path / "run" / "checkpoint" / "step-10") and not found["converted"]
+    script = tmp_path / "script" / "ckpt.pt"
+    script.parent.mkdir()
+    torch.save({"model": {"w": torch.ones(3)}}, script)
+    assert path_of(script.parent) == path_of(script) == script
 
 
 def test_ranks_that_do_not_divide_are_refused(tmp_path: Path) -> None:

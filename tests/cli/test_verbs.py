@@ -103,8 +103,8 @@ def test_verbose_prints_moves_and_seconds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("to", "job"),
     [
-        ("zero3(dp=3)", "3 ranks with ZeRO stage 3"),
-        ("zero0(dp=1)", "1 rank without ZeRO"),
+        ("zero3(dp=3)", "3 ranks with ZeRO stage 3, batch per device 2, 6 in all and no longer 8"),
+        ("zero0(dp=1)", "1 rank without ZeRO, batch per device 2 in 4 steps"),
         ("dcp(fsdp=2)", "any number of ranks, with torch.distributed.checkpoint.load"),
         ("universal()", 'any number of ranks, with "checkpoint": {"load_universal": true} in the config of DeepSpeed'),
         ("plain()", ""),
@@ -117,15 +117,16 @@ def test_the_last_line_names_the_job_that_loads_the_target(to: str, job: str, tm
 
 
 def test_jobs_of_model_parallel_targets_name_their_degrees() -> None:
+    from ucpl.api import open_checkpoint
     from ucpl.registry import format_named
 
-    assert (
-        format_named("deepspeed").job({"stage": 1, "dp": 2, "tp": 4})
-        == "8 ranks with ZeRO stage 1 and dp = 2 and tp = 4"
-    )
+    source = open_checkpoint(SOURCE)
+    stage = {"stage": 1, "dp": 2, "tp": 4}
+    words = "8 ranks with ZeRO stage 1 and dp = 2 and tp = 4, batch per device 2 in 2 steps"
+    assert format_named("deepspeed").job(source, stage) == words
     options = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 4"
     for name, more in (("megatron_legacy", {}), ("megatron_core", {"optimizer": "dp_reshardable"})):
-        assert format_named(name).job({"tp": 2, "pp": 4, **more}) == f"ranks with {options}"
+        assert format_named(name).job(source, {"tp": 2, "pp": 4, **more}) == f"ranks with {options}"
 
 
 def test_formats_shows_the_parameters_of_its_layouts() -> None:
@@ -724,7 +725,8 @@ def test_a_carried_object_needs_leave(tmp_path: Path) -> None:
     unknown = good("inspect", target, "--json").json["unknown_globals"]
     assert unknown == ["my_project.tracking.Tracker"]
     good("compare", argv[1], target)
-    good(*argv, "--force", "--drop", "foo")
+    dropped = good(*argv, "--force", "--drop", "foo", "--allow-global", "my_project.Tracker")
+    assert "--allow-global my_project.Tracker has no effect" in dropped.out
     assert good("inspect", target, "--json").json["unknown_globals"] == []
 
 

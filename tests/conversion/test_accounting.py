@@ -22,7 +22,7 @@ from tests.formats.deepspeed import deepspeed_stand_ins  # noqa: F401  (classes 
 
 FIXTURES = Path(os.environ.get("UCPL_CHECKPOINTS", Path(__file__).parents[1] / "fixtures"))
 RUN = FIXTURES / "deepspeed" / "z1_dp2_bf16"
-STATE = {"state": {0: {"exp_avg": torch.ones(4, 3)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
+STATE = {"moments": {0: torch.ones(4, 3)}}  # a form of its own
 
 
 def accounted(*argv: object) -> dict[tuple[str, str], Any]:
@@ -66,10 +66,7 @@ def test_every_item_of_a_run_has_a_fate(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["optimizer.pt", "optimizer.bin", "optimizer_0.bin", "optimizer_1.pt", "optim.pth"])
 @pytest.mark.parametrize("target", ["zero1(dp=2)", "dcp(fsdp=2)", "plain()", "universal()"])
 def test_a_run_taken_for_weights_is_refused(weights: Path, tmp_path: Path, name: str, target: str) -> None:
-    """As transformers' Trainer and Accelerate save without DeepSpeed.
-
-    Their optimizer lies next to the weights.
-    """
+    """An optimizer of unknown form lies next to the weights."""
     torch.save(STATE, weights / name)
     done = command("convert", weights, tmp_path / "target", "--to", target)
     assert done.status == 3 and "E467" in done.err and name in done.err and "--weights-alone" in done.err
@@ -122,7 +119,8 @@ def test_a_step_whose_model_and_optimizer_are_apart_is_refused_with_both_named(t
     for path in (step, step.parent):
         done = command("convert", path, tmp_path / "out", "--to", "zero1(dp=2)")
         near = step / "/".join(name.split("/")[:2])
-        said = f"its model, {step / 'pretrained_model'}, and its optimizer, {near}, are apart"
+        said = f"its model, {step / 'pretrained_model'}, and its optimizer, {near}, are apart: "
+        said += "name the model" if near.suffix else f"{step / 'pretrained_model'}+{near} names both"
         assert done.status == 3 and said in done.err.replace("\n", " "), done.err
     weights = step / "pretrained_model"
     assert command("convert", weights, tmp_path / "out", "--to", "zero1(dp=2)", "--weights-alone").status == 0
@@ -193,6 +191,13 @@ def trainer(tmp_path: Path) -> Path:
     return Path(shutil.copytree(FIXTURES / "trainer" / "checkpoint-3", tmp_path / "checkpoint-3"))
 
 
+def trainer_of_ddp(top: Path) -> Path:
+    """A run of DDP, with random numbers of its first rank alone."""
+    ucpl.convert(FIXTURES / "trainer" / "checkpoint-3", top / "ddp", "trainer(dp=2)")
+    (top / "ddp" / "rng_state_1.pth").unlink()
+    return top / "ddp"
+
+
 def of_step_6(folder: Path, name: str) -> None:
     """A companion as the run would have saved it three steps later."""
     if name.endswith(".json"):
@@ -240,6 +245,84 @@ def test_a_missing_file_of_a_rank_is_reported(tmp_path: Path, run: str, rank: in
     target = "zero1(dp=2)" if run != "accelerate/fsdp" else "dcp(fsdp=3)"
     done = command("plan", "--from", folder, "--to", target)
     assert f"{name} is missing: random numbers of rank {1 - rank} alone" in done.out, done.err + done.out
+
+
+@pytest.mark.parametrize(("gone", "said"), [
+    ("trainer_state.json", "trainer_state.json is missing: Trainer.train(resume_from_checkpoint=...) needs it"),
+    ("rng_state_*.pth", "rng_state_0.pth is missing: random numbers begin anew"),
+])  # fmt: skip
+def test_what_a_resumed_run_looks_for_is_missed_by_conversions(tmp_path: Path, gone: str, said: str) -> None:
+    folder = trainer(tmp_path)
+    for path in folder.glob(gone):
+        path.unlink()
+    for argv in (("inspect", folder), ("plan", "--from", folder, "--to", "zero1(dp=2)")):
+        assert said in command(*argv).out
+
+
+@pytest.mark.parametrize(("run", "target"), [
+    ("without_engine", "accelerate(dp=2)"), ("without_engine", "zero1(dp=2)"), ("fsdp", "dcp(fsdp=3)"),
+])  # fmt: skip
+def test_a_folder_of_accelerate_without_random_numbers_is_one(tmp_path: Path, run: str, target: str) -> None:
+    """Other files of `save_state` are marks of its folders, too."""
+    folder = Path(shutil.copytree(FIXTURES / "accelerate" / run, tmp_path / "run"))
+    for path in folder.glob("random_states_*.pkl"):
+        path.unlink()
+    done = ucpl.convert(folder, tmp_path / "target", target)
+    assert "random_states_0.pkl is missing: random numbers begin anew" in done.report.remarks
+    assert (tmp_path / "target" / "scheduler.bin").read_bytes() == (folder / "scheduler.bin").read_bytes()
+
+
+@pytest.mark.parametrize("of", ["trainer", "ddp", "weights"])
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_a_damaged_text_of_settings_is_reported(tmp_path: Path, of: str, name: str) -> None:
+    folder = trainer(tmp_path) if of == "trainer" else trainer_of_ddp(tmp_path)
+    if of == "weights":
+        for path in (*folder.glob("*.p*"), *folder.glob("trainer_*"), folder / "training_args.bin"):
+            path.unlink()
+    (folder / name).write_bytes(b"[1, 2")
+    said = f"{name} is no JSON object: loaders cannot read it"
+    for argv in (
+        ("inspect", folder),
+        ("verify", folder),
+        ("plan", "--from", folder, "--to", "zero1(dp=2)", "--weights-alone"),
+    ):
+        assert command(*argv).out.count(said) == 1
+
+
+def test_links_that_go_round_are_no_files(tmp_path: Path) -> None:
+    folder = trainer(tmp_path)
+    for name in ("trainer_state.json", "scheduler.pt", "loop"):
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(name)
+    assert "trainer_state.json is missing" in command("inspect", folder).out
+    with pytest.raises(ucpl.UcplError, match=r"E507: .*loop is no folder"):
+        ucpl.convert(folder, folder / "loop" / "x", "zero1(dp=2)")
+    weights = folder / "global_step3" / "mp_rank_00_model_states.pt"
+    weights.unlink()
+    weights.symlink_to(weights.name)
+    for alone in (False, True):
+        with pytest.raises(ucpl.UcplError, match="E452"):
+            ucpl.convert(folder, tmp_path / "target", "zero1(dp=2)", weights_alone=alone)
+
+
+def test_a_numbered_file_alone_is_one_of_several_ranks(tmp_path: Path) -> None:
+    folder = trainer_of_ddp(tmp_path)
+    assert "rng_state_1.pth is missing: random numbers of rank 0 alone" in command("inspect", folder).out
+    (folder / "rng_state_0.pth").rename(folder / "rng_state.pth")
+    assert "is missing: random" not in command("inspect", folder).out
+
+
+def test_the_trainer_loads_no_optimizer_without_a_schedule(tmp_path: Path) -> None:
+    """transformers, `_load_optimizer_and_scheduler`: both files, or neither."""
+    folder = trainer(tmp_path)
+    (folder / "scheduler.pt").unlink()
+    ucpl.convert(folder, tmp_path / "engine", "zero1(dp=2)")
+    for target in ("trainer(dp=2)", "dcp(fsdp=2)"):
+        with pytest.raises(ucpl.UcplError, match=r"E471: Trainer.train.* loads no optimizer without scheduler.pt"):
+            ucpl.convert(folder, tmp_path / "target", target)
+    ucpl.convert(folder, tmp_path / "weights", "trainer(dp=2)", weights_alone=True)
+    (found := trainer_of_ddp(tmp_path / "ddp")).joinpath("scheduler.pt").unlink()
+    assert "scheduler.pt is missing" in command("inspect", found).out
 
 
 def test_files_of_another_iteration_are_reported(tmp_path: Path) -> None:

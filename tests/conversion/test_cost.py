@@ -5,10 +5,11 @@ It is counted in calls, at any load.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from types import FrameType
 
+import pytest
+
+from tests.counted import calls
 from ucpl.conversion.checking import check
 from ucpl.conversion.requests import Given
 
@@ -46,26 +47,13 @@ layout parallel(tp, ep = 4) of m {
 """
 
 
-def calls(path: Path, layers: int, experts: int) -> int:
-    """The number of function calls of `check`, including libraries."""
+def spent(path: Path, layers: int, experts: int) -> int:
+    """Calls of `check`."""
     path.write_text(TEXT % (layers, experts))
-    count = 0
-
-    def seen(frame: FrameType, event: str, arg: object) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(seen)
-    try:
-        found = check(str(path), Given())
-    finally:
-        sys.setprofile(before)
-    assert not found.findings
-    return count
+    return calls(lambda: not check(str(path), Given()).findings or pytest.fail("findings"))
 
 
 def test_check_does_not_walk_layers_and_experts_one_by_one(tmp_path: Path) -> None:
-    calls(tmp_path / "m.ucpl", 5, 4)  # fill imports and caches first
-    few, many = calls(tmp_path / "m.ucpl", 6, 8), calls(tmp_path / "m.ucpl", 60, 256)
+    spent(tmp_path / "m.ucpl", 5, 4)  # fill imports and caches first
+    few, many = spent(tmp_path / "m.ucpl", 6, 8), spent(tmp_path / "m.ucpl", 60, 256)
     assert many < 2 * few, (few, many)

@@ -169,3 +169,38 @@ def test_a_fill_of_a_state_that_the_target_does_not_store_is_reported(text: str,
         plan = ucpl.plan(source, "safetensors()", fill=[text])
         assert plan.filled == (f"nothing by `fill state {name} = 0`: the target stores no {name}",)
         assert plan.begun == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "remedy"),
+    [
+        ("nosuch=0", "no tensor and no state is called `nosuch`", "a state that is new: --fill 'state nosuch=0'"),
+        ("exp_awg=0.5", "no tensor and no state is called `exp_awg`", "did you mean `exp_avg`? A state that is new"),
+        ("square_avq=0", "no tensor and no state is called `square_avq`", "did you mean `square_avg`?"),
+        ("block.0.ln1.weight=0", "no tensor is called `block.0.ln1.weight`", "did you mean `blocks.0.ln1.weight`?"),
+        (
+            "nosuch.*=0",
+            "it matches no tensor",
+            "the source has every tensor; the states are exp_avg, exp_avg_sq, fp32, step",
+        ),
+        ('"nosuch*"=0', "it matches no tensor", "the states are"),
+    ],
+)
+def test_a_fill_that_names_nothing_is_refused(text: str, said: str, remedy: str) -> None:
+    """Names and globs are those of --drop."""
+    with pytest.raises(UcplError) as caught:
+        ucpl.plan(str(FIXTURE), "zero1(dp = 2)", fill=[text])
+    (error,) = caught.value.diagnostics
+    assert (error.code, error.message) == ("E197", f"--fill {text}: {said}")
+    assert remedy in error.remedy
+    assert ucpl.plan(str(FIXTURE), "zero1(dp = 2)", fill=["max_exp_avg_sq=0", "state nosuch=0"]).filled
+    assert ucpl.plan(str(FIXTURE), "zero1(dp = 2)", fill=["blocks.0*=0"]).filled
+
+
+def test_a_fill_that_names_nothing_names_the_missing_tensors(weights: Path, tmp_path: Path) -> None:
+    (tmp_path / "grown.ucpl").write_text(
+        "ucpl 2\nmodel grown {\n  w : 3 4  dtype f32\n  b : 3  dtype f32\n  lora.a : 3  dtype f32\n}\n"
+    )
+    with pytest.raises(UcplError) as caught:
+        ucpl.plan(str(weights), "safetensors()", fill=["z=0"], model=f"{tmp_path / 'grown.ucpl'}:grown")
+    assert "the source lacks `lora.a`; the states are none" in caught.value.diagnostics[0].remedy

@@ -5,6 +5,7 @@ Moments have the dtype of each parameter, and training continues.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import cast
 
@@ -145,3 +146,43 @@ def test_integers_are_not_trained(tmp_path: Path) -> None:
         found = torch.load(tmp_path / f"{source}.pt", weights_only=True)
         assert found["params"].keys() == {"w.weight"}, source
         assert torch.equal(found["buffers"]["embeddings.position_ids"], held["embeddings.position_ids"]), source
+
+
+def several(folder: Path, *dtypes: torch.dtype) -> Path:
+    """A plain file with a parameter of each type in one group."""
+    held = {}
+    for n, dtype in enumerate(dtypes):
+        numbers = (torch.arange(24).reshape(6, 4) + n).to(dtype)
+        states = {name: (numbers + k).to(dtype) for k, name in enumerate(("weight", "exp_avg", "exp_avg_sq"))}
+        held[f"p{n}"] = {**states, "step": torch.tensor(3.0)}
+    torch.save({"params": held, "groups": [{"lr": 0.1, "params": list(held)}]}, folder / "several.pt")
+    return folder / "several.pt"
+
+
+TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+@pytest.mark.parametrize("dtypes", [*pairwise(TYPES), *pairwise(TYPES[::-1]), TYPES], ids=str)
+def test_ranks_that_share_a_tensor_store_one_dtype(dtypes: tuple[torch.dtype, ...], tmp_path: Path) -> None:
+    """A rank with one narrow parameter has the wider type."""
+    made = several(tmp_path, *dtypes)
+    ucpl.convert(made, tmp_path / "zero", "zero1(dp = 3)")
+    assert ucpl.verify(tmp_path / "zero")
+    ucpl.convert(tmp_path / "zero", tmp_path / "back.pt", "plain()")
+    before, after = (torch.load(path, weights_only=True)["params"] for path in (made, tmp_path / "back.pt"))
+    for name, states in before.items():
+        for state, value in states.items():
+            assert torch.equal(value.double(), after[name][state].double()), (name, state)
+
+
+@pytest.mark.parametrize("other", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("target", ["zero1(dp = 2)", "zero2(dp = 2)", "zero3(dp = 2)"])
+def test_a_buffer_of_types_that_none_holds_is_refused_in_the_plan(
+    target: str, other: torch.dtype, tmp_path: Path
+) -> None:
+    """Complex numbers and others: no cast is between them."""
+    with pytest.raises(ucpl.UcplError) as caught:
+        ucpl.plan(str(several(tmp_path, torch.complex64, other)), target)
+    (error,) = caught.value.diagnostics
+    assert error.code == "E306" and "one buffer of" in error.message and "freeze or drop" in error.remedy
+    assert ucpl.convert(tmp_path / "several.pt", tmp_path / "made", "universal()")

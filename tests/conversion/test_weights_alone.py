@@ -408,5 +408,14 @@ def test_an_optimizer_alone_is_no_weights(tmp_path: Path) -> None:
         more = ("--weights-alone",) if to == "zero1(dp=2)" else ()
         done = command("convert", source, tmp_path / "out", "--to", to, *more)
         assert done.status == 3 and ("E439" if more else "E524") in done.err, done.err
-        assert more or f"--weights-alone` converts the model, {source.parent}/model" in done.err, done.err
+        assert more or f"{source.parent}/model+{source} names both" in done.err.replace("\n", " "), done.err
         assert not (tmp_path / "out").exists()
+
+
+def test_a_lost_shard_of_stage_3_cannot_be_rescued(tmp_path: Path) -> None:
+    source = shutil.copytree(ALL / "deepspeed" / "z3_dp2_subgroup", tmp_path / "source")
+    next(source.rglob("zero_pp_rank_1_*optim_states.pt")).unlink()
+    for weights_alone in (False, True):
+        with pytest.raises(ucpl.UcplError, match="E452") as caught:
+            ucpl.convert(source, tmp_path / "no", "zero3(dp=2)", weights_alone=weights_alone)
+        assert any("weights are in that file, too" in note for note in caught.value.diagnostics[0].notes)

@@ -42,13 +42,12 @@ def functions(path: Path) -> list[str]:
 def collected() -> list[str]:
     """Every test of the named files, as pytest collects them.
 
-    Functions of files that it cannot collect here.
+    Functions of files that need a framework: to collect them takes longer than to read them.
     """
     asked = {name.partition("::")[0] for name in FOUND.named()}
-    files = sorted({path for pattern in asked for path in ROOT.glob(pattern)} | set((ROOT / INTEROP).glob("test_*.py")))
-    tests = collected_of(files)
-    there = {test.partition("::")[0] for test in tests}
-    return tests + [t for path in files if path.relative_to(ROOT).as_posix() not in there for t in functions(path)]
+    files = {path for pattern in asked for path in ROOT.glob(pattern)}
+    framed = set((ROOT / INTEROP).glob("test_*.py"))
+    return collected_of(sorted(files - framed)) + [test for path in sorted(framed) for test in functions(path)]
 
 
 def test_the_page_of_formats_is_generated_from_the_list() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import ucpl
 from ucpl.errors import UcplError
@@ -323,3 +324,152 @@ def test_frozen_members_that_no_file_states_are_named(target: str, tmp_path: Pat
 def noted(path: Path, target: str) -> tuple[str, ...]:
     goal = ucpl.plan(str(path), target).target
     return format_named(goal.framework).advice(open_checkpoint(path), goal)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "plain()",
+        "torch_file()",
+        "dcp(fsdp = 2)",
+        "dcp(fsdp = 2, flat = 1)",
+        "zero0(dp = 1)",
+        "zero1(dp = 2)",
+        "universal()",
+    ],
+)
+def test_a_frozen_name_in_a_group_line_is_a_member_without_states(target: str, tmp_path: Path) -> None:
+    """An engine's flat buffers have no frozen members, and refuse the line."""
+    value = torch.load(source(tmp_path), weights_only=True)
+    value["params"]["still"] = {"weight": torch.ones(3)}
+    torch.save(value, tmp_path / "frozen.pt")
+    text = Path(model(tmp_path, {"x": "a", "y": "b, still, c", "z": "d"}).removesuffix(":m")).read_text()
+    (tmp_path / "still.ucpl").write_text(
+        text.replace("  state fp32", "  still : 3 dtype f32 is frozen\n  state fp32", 1)
+    )
+    call = f"{tmp_path / 'still.ucpl'}:m"
+    if target.startswith(("zero", "universal")):
+        with pytest.raises(UcplError, match=r'E471: group "y" of the model has `still`, which is frozen'):
+            ucpl.convert(tmp_path / "frozen.pt", tmp_path / "made", target, model=call)
+        assert not (tmp_path / "made").exists()
+        return
+    ucpl.convert(tmp_path / "frozen.pt", tmp_path / "made", target, model=call)
+    groups = open_checkpoint(tmp_path / "made").state.groups
+    assert [(set(g.members), set(g.every)) for g in groups] == [
+        ({"a"}, {"a"}), ({"b", "c"}, {"b", "still", "c"}), ({"d"}, {"d"})
+    ]  # fmt: skip
+
+
+# ---- folders of loops, written by their frameworks --------------------------------------------------------------------
+
+FOLDERS = Path(__file__).parents[1] / "fixtures"
+OF_LOOP = {
+    "embed.weight": (16, 8), "mix.weight": (8, 8), "mix.bias": (8,), "up.weight": (12, 8), "head.weight": (16, 12),
+    "head.bias": (16,), "n": (2, 2),
+}  # fmt: skip
+IN_LOOP = (("still", "embed.weight", "mix.weight"), ("mix.bias", "head.bias"), ("up.weight", "head.weight"))
+FIRST, SECOND, THIRD = (", ".join(name for name in names if name != "still") for names in IN_LOOP)
+LOOP_CASES: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
+    "renamed and in another order": ({"last": THIRD, "norms": SECOND, "first": FIRST}, {}),
+    "called as others were": ({"1": FIRST, "2": "head.bias, mix.bias", "0": THIRD}, {}),
+    "split": ({"x": "mix.bias", "y": FIRST, "z": "head.bias", "w": THIRD}, {}),
+    "new beside old": ({"0": FIRST, "1": "mix.bias, n, head.bias", "2": THIRD}, {"fill": ["n=0"], "train": ["n"]}),
+    "new in a group of its own": (
+        {"0": FIRST, "new": "n", "1": SECOND, "2": THIRD},
+        {"fill": ["n=0"], "train": ["n=new:1"]},
+    ),
+    "one dropped": ({"2": THIRD, "1": SECOND}, {"drop": ["embed.weight", "mix.weight"]}),
+}
+
+
+def loop_model(folder: Path, groups: dict[str, str]) -> str:
+    named = [name for members in groups.values() for name in members.split(", ")]
+    lines = [f'  "{n}" : {" ".join(map(str, shape))} dtype f32' for n, shape in OF_LOOP.items() if n in named]
+    lines += ["  still : 3 dtype f32 is frozen"]
+    lines += [f'  group "{g}" = ' + ", ".join(f'"{n}"' for n in members.split(", ")) for g, members in groups.items()]
+    lines += ["  state exp_avg, exp_avg_sq : f32", "  state step : f32 scalar"]
+    (folder / "loop.ucpl").write_text("ucpl 2\nmodel m {\n" + "\n".join(lines) + "\n}\n")
+    return f"{folder / 'loop.ucpl'}:m"
+
+
+def lightning(folder: Path) -> Path:
+    """The run of the Trainer as a file of Lightning."""
+    run = FOLDERS / "trainer" / "without_engine"
+    weights = load_file(run / "model.safetensors")
+    optimizer, schedule = (torch.load(run / f"{name}.pt", weights_only=True) for name in ("optimizer", "scheduler"))
+    in_order = {name: weights[name] for name in ("still", *(name for name in OF_LOOP if name != "n"))}
+    value = {"epoch": 1, "global_step": 3, "pytorch-lightning_version": "2.6.6", "state_dict": in_order, "loops": {}}
+    torch.save(value | {"optimizer_states": [optimizer], "lr_schedulers": [schedule]}, folder / "run.ckpt")
+    return folder / "run.ckpt"
+
+
+def run_of(kind: str, folder: Path) -> Path:
+    return lightning(folder) if kind == "lightning" else FOLDERS / kind / "without_engine"
+
+
+@pytest.mark.parametrize("case", LOOP_CASES)
+@pytest.mark.parametrize("kind", ["trainer", "accelerate", "lightning"])
+def test_torch_loads_each_parameter_of_a_loop_with_its_values(kind: str, case: str, tmp_path: Path) -> None:
+    """A frozen member stays in its group; states go by name."""
+    groups, how = LOOP_CASES[case]
+    run = run_of(kind, tmp_path)
+    before = torch.load(FOLDERS / "trainer" / "without_engine" / "optimizer.pt", weights_only=True)
+    if kind == "accelerate":
+        before = torch.load(run / "optimizer.bin", weights_only=True)
+    numbers = dict(enumerate(name for names in IN_LOOP for name in names))
+    values = {
+        numbers[n]: (g["lr"], g["weight_decay"], g["initial_lr"]) for g in before["param_groups"] for n in g["params"]
+    }
+    states = {numbers[n]: one for n, one in before["state"].items()}
+    values["n"] = values["mix.bias"]
+    target = "torch_file()" if kind == "lightning" else f"{kind}(dp = 1)"
+    left = [*how.get("drop", ()), *(file.name for file in run.glob("scheduler.*"))]
+    ucpl.convert(run, tmp_path / "made", target, model=loop_model(tmp_path, groups), **{**how, "drop": left})
+    expected = [members.split(", ") for members in groups.values()]
+    for names in expected:
+        if "embed.weight" in names:
+            names.insert(0, "still")
+    if kind == "lightning":
+        found = torch.load(tmp_path / "made" / "checkpoint.pt", weights_only=False)
+        loaded, (schedule,) = found["optimizer_states"][0], found["lr_schedulers"]
+        assert schedule["base_lrs"] == [values[names[-1]][2] for names in expected]
+        assert schedule["_last_lr"] == [values[names[-1]][0] for names in expected]
+        assert "lr_scheduler" not in found
+    else:
+        loaded = torch.load(next((tmp_path / "made").glob("optimizer.*")), weights_only=True)
+    shapes = {**OF_LOOP, "still": (3,)}
+    held = {n: torch.nn.Parameter(torch.zeros(shapes[n]), requires_grad=n != "still") for ns in expected for n in ns}
+    optimizer = torch.optim.AdamW([{"params": [held[name] for name in names]} for names in expected])
+    optimizer.load_state_dict(loaded)
+    for group, names in zip(optimizer.param_groups, expected, strict=True):
+        for name in names:
+            assert (group["lr"], group["weight_decay"], group["initial_lr"]) == values[name], name
+            for state, value in states.get(name, {}).items():
+                assert torch.equal(optimizer.state[held[name]][state], value), (name, state)
+
+
+@pytest.mark.parametrize("kind", ["trainer", "accelerate", "lightning"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_run_of_a_loop_is_regrouped_for_each_form(kind: str, target: str, tmp_path: Path) -> None:
+    groups, how = LOOP_CASES["called as others were"]
+    run = run_of(kind, tmp_path)
+    target = target if kind == "lightning" else target.replace(", flat = 1", "")  # which no loop loads (E486)
+    ucpl.convert(run, tmp_path / "made", target, model=loop_model(tmp_path, groups), **how)
+    of, _, _ = told(tmp_path / "made", tmp_path)
+    assert {of[name]["initial_lr"] for name in FIRST.split(", ")} == {0.001}
+    assert {of[name]["initial_lr"] for name in SECOND.split(", ")} == {0.002}
+    assert {of[name]["initial_lr"] for name in THIRD.split(", ")} == {0.003}
+
+
+@pytest.mark.parametrize("kind", ["trainer", "accelerate"])
+@pytest.mark.parametrize("case", ["renamed and in another order", "new in a group of its own", "one dropped"])
+def test_a_file_with_a_schedule_of_other_groups_is_refused(kind: str, case: str, tmp_path: Path) -> None:
+    """Its first rates are by position; `--drop` takes it out by name."""
+    groups, how = LOOP_CASES[case]
+    run = run_of(kind, tmp_path)
+    file = next(run.glob("scheduler.*")).name
+    with pytest.raises(UcplError, match=rf"E482: {file} has base_lrs") as caught:
+        ucpl.plan(str(run), f"{kind}(dp = 1)", model=loop_model(tmp_path, groups), **how)
+    assert f"--drop {file}" in caught.value.diagnostics[0].remedy
+    ucpl.convert(run, tmp_path / "made", f"{kind}(dp = 1)")
+    assert (tmp_path / "made" / file).read_bytes() == (run / file).read_bytes()

@@ -11,6 +11,10 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict_loader import load
 
 import ucpl
+from tests.cli.command import ucpl as command
+from ucpl.api import open_checkpoint
+from ucpl.files.wrappers import bare
+from ucpl.registry import format_named
 
 SHAPES = {"block._orig_mod.weight": (5, 7), "block._orig_mod.bias": (5,), "head.weight": (3, 5), "scale": ()}
 
@@ -65,3 +69,19 @@ def test_names_that_differ_by_more_than_wraps_are_a_difference(tmp_path: Path) -
     torch.save(value, tmp_path / "other.pt")
     ucpl.convert(tmp_path / "other.pt", tmp_path / "made", "dcp(fsdp = 2)")
     assert not ucpl.compare(path, tmp_path / "made")
+
+
+def test_a_dcp_target_says_which_dicts_have_its_names(tmp_path: Path) -> None:
+    """Names of get_state_dict have no wraps."""
+    path, _ = source(tmp_path)
+    value = torch.load(path, weights_only=True)
+    value["params"] = {bare(name): one for name, one in value["params"].items()}
+    for group in value["groups"]:
+        group["params"] = [bare(name) for name in group["params"]]
+    torch.save(value, tmp_path / "bare.pt")
+    for one, is_said in ((path, True), (tmp_path / "bare.pt", False)):
+        goal = ucpl.plan(str(one), "dcp(fsdp = 2)").target
+        notes = format_named(goal.framework).advice(open_checkpoint(one), goal)
+        assert any("get_state_dict" in text and "block._orig_mod.weight" in text for text in notes) == is_said
+    done = command("convert", str(path), str(tmp_path / "made"), "--to", "dcp(fsdp=2)")
+    assert "asks for names without them" in " ".join(done.out.split())

@@ -1,4 +1,4 @@
-"""Kin: tensors of one kind, joined once, every element in its place."""
+"""Tensors of one kind, joined once, every element in its place."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_every_element_goes_to_its_own_tensor() -> None:
 def test_tensors_of_one_kind_are_placed_once() -> None:
     parts = {(p.label, p.state): p for p in located("cut(dp = 4)").parts}
     one, other = parts["a.w", "weight"], parts["c.w", "exp_avg"]
-    assert one.folded.low is other.folded.low  # `kin_of` recognises them by it
+    assert one.folded.low is other.folded.low  # `alike_lines_of` recognises them by it
     assert one.folded is parts["a.w", "exp_avg"].folded
     assert set(one.folded.tensor.tolist()) == {0} and set(other.folded.tensor.tolist()) == {2}
     assert [h.shape for h in one.homes] == [h.shape for h in other.homes]

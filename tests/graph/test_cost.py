@@ -5,10 +5,7 @@ A thousand lines stay cheap.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from types import FrameType
-
+from tests.counted import calls
 from ucpl.graph import build
 from ucpl.placement import locate
 from ucpl.testing import Example
@@ -31,23 +28,6 @@ def pairs(count: int) -> list[Example]:
         f"layout a(tp) of m {{{head}", *factors, "}", f"layout b(tp) of m {{{head}", *products, "}\n",
     ])  # fmt: skip
     return [Example(text, call) for call in ("a(tp = 2)", "b(tp = 3)")]
-
-
-def calls(work: Callable[[], object]) -> int:
-    """Number of called functions, of ours or of libraries."""
-    count = 0
-
-    def seen(frame: FrameType, event: str, arg: object) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(seen)
-    try:
-        work()
-    finally:
-        sys.setprofile(before)
-    return count
 
 
 def spent(count: int) -> tuple[int, int]:

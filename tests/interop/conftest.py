@@ -16,6 +16,22 @@ from tests.docs.capabilities import names, read_capabilities
 HERE = "tests/interop"
 
 
+# Files of few tests and minutes of work: they start first, so that no process works on alone at the end.
+LONG: tuple[str, ...] = (
+    "test_vault.py",
+    "test_node_died.py",
+    "test_deepspeed_autotp.py",
+    "test_resume.py",
+    "test_strategies.py",
+)
+LONG += ("test_megatron.py", "test_megatron_fsdp.py", "test_deepspeed_grid.py", "test_dcp.py", "test_filled.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {name: number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: place.get(item.path.name, len(LONG)))
+
+
 class Ran:
     """The passed tests of this folder, and the summary at the end."""
 

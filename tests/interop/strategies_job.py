@@ -1,8 +1,6 @@
-"""One run of a loop under one strategy, on two gloo ranks.
+"""Runs of a loop under one strategy, on two gloo ranks.
 
-LOOP is trainer or accelerate, STRATEGY ddp, full, sharded or zero.
-
-python -m torch.distributed.run --standalone --nproc-per-node 2 strategies_job.py LOOP STRATEGY FOLDER RESULT [resume]
+A job's `do` is trainer or accelerate, its `strategy` ddp, full, sharded or zero, with 16 at its end in bf16.
 """
 
 from __future__ import annotations
@@ -10,6 +8,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,10 @@ from accelerate import Accelerator, DeepSpeedPlugin, PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.interop.jobs import leave
+from tests.interop.jobs import do_all
 
 WORDS, LENGTH, BATCH, SAVED, STEPS = 31, 7, 8, 3, 6
+ZERO = ("zero", "zero16")
 KINDS = {"full": "FULL_STATE_DICT", "sharded": "SHARDED_STATE_DICT"}
 
 
@@ -80,16 +81,18 @@ def trainer(strategy: str, folder: str, resume: str) -> list[float]:
         more["fsdp"] = "full_shard auto_wrap"
         wrapped = {"transformer_layer_cls_to_wrap": ["GPT2Block"], "state_dict_type": KINDS[strategy]}
         more["fsdp_config"] = {"version": 2, "fsdp_version": 2, **wrapped}
-    elif strategy == "zero":
+    elif strategy in ZERO:
         more["deepspeed"] = {
-            "zero_optimization": {"stage": 2}, "zero_allow_untested_optimizer": True, "train_batch_size": "auto",
+            "bf16": {"enabled": "auto"}, "train_batch_size": "auto",
+            "zero_optimization": {"stage": 2}, "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False, "train_micro_batch_size_per_gpu": "auto",
             "gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "steps_per_print": 1_000_000,
         }  # fmt: skip
     asked = transformers.TrainingArguments(
         output_dir=f"{folder}.runs", per_device_train_batch_size=BATCH // 2, max_steps=STEPS, save_steps=SAVED,
         logging_steps=1, learning_rate=4e-2, weight_decay=0.1, warmup_steps=2, seed=7, data_seed=5, report_to="none",
-        disable_tqdm=True, use_cpu=True, ddp_backend=None if strategy == "zero" else "gloo", **more,
+        disable_tqdm=True, use_cpu=True, ddp_backend=None if strategy in ZERO else "gloo",
+        bf16=strategy.endswith("16"), **more,
     )  # fmt: skip
     if strategy in KINDS:
         _ = asked.device
@@ -114,13 +117,14 @@ def accelerate(strategy: str, folder: str, resume: str) -> list[float]:
             transformer_cls_names_to_wrap=["GPT2Block"], cpu_ram_efficient_loading=False,
         )  # fmt: skip
         as_if_accelerated()
-    elif strategy == "zero":
+    elif strategy in ZERO:
         plugins["deepspeed_plugin"] = DeepSpeedPlugin(
-            {"zero_optimization": {"stage": 1}, "zero_allow_untested_optimizer": True,
+            {"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 1}, "zero_allow_untested_optimizer": True,
              "zero_force_ds_cpu_optimizer": False, "train_micro_batch_size_per_gpu": BATCH // 2,
              "gradient_accumulation_steps": 1, "steps_per_print": 1_000_000}
         )  # fmt: skip
-    one = Accelerator(cpu=strategy != "zero", **plugins)
+    low = "bf16" if strategy.endswith("16") else "no"
+    one = Accelerator(cpu=strategy not in ZERO, mixed_precision=low, **plugins)
     transformers.set_seed(99 if resume else 7)
     net = model(tied=False)
     wide, flat = ([p for p in net.parameters() if (p.ndim > 1) == is_wide] for is_wide in (True, False))
@@ -151,13 +155,15 @@ def accelerate(strategy: str, folder: str, resume: str) -> list[float]:
     return losses[SAVED - first :]
 
 
-if __name__ == "__main__":
-    loop, strategy, folder, result, *resume = sys.argv[1:]
-    if strategy == "zero":
+def run(loop: Callable[[str, str, str], list[float]], job: dict[str, Any]) -> dict[str, Any]:
+    """The losses of the steps after the saved one."""
+    if job["strategy"] in ZERO:
         PartialState(cpu=True)
     else:
         os.environ["ACCELERATE_USE_CPU"] = "true"
-    found = {"trainer": trainer, "accelerate": accelerate}[loop](strategy, folder, folder if resume else "")
-    if dist.get_rank() == 0:
-        Path(result).write_text(json.dumps(found))
-    leave()
+    return {"losses": loop(job["strategy"], job["folder"], job["folder"] if job["resume"] else "")}
+
+
+if __name__ == "__main__":
+    do = {of.__name__: partial(run, of) for of in (trainer, accelerate)}
+    do_all(do, lambda: None)  # the loops begin their process groups

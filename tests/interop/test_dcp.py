@@ -55,12 +55,13 @@ class Target:
     run: dict[str, Any] = field(factory=dict)  # differences from the source's
     do: str = "fsdp_load"
     spoiled: bool = False  # one moment is changed after the conversion: the check must fail
+    is_of_files: bool = False  # of a training script's files of the source: MODEL+OPTIMIZER
 
     def __str__(self) -> str:
         if not self.call:
             return f"{self.source}-straight-w{self.world}"
         call = "".join(c if c.isalnum() else "_" for c in self.call).strip("_")
-        return f"{self.source}-{call}-w{self.world}" + "-spoiled" * self.spoiled
+        return f"{self.source}-{call}-w{self.world}" + "-spoiled" * self.spoiled + "-files" * self.is_of_files
 
 
 STRAIGHT = {"straight": True, "sched": False}  # by ucpl.load_into from the source's own folder, without a conversion
@@ -70,6 +71,7 @@ TARGETS = (
     Target("fsdp", "dcp(fsdp=3)", 3),
     Target("fsdp", "dcp(fsdp=4)", 4),
     Target("fsdp", "dcp(fsdp=3)", 3, spoiled=True),
+    Target("fsdp", "dcp(fsdp=3)", 3, BARE, is_of_files=True),
     Target("fsdp_frozen_sgd", "dcp(fsdp=3)", 3),
     Target("fsdp_flat", "dcp(fsdp=3)", 3),
     Target("fsdp_tp", "dcp(fsdp=3, tp=1)", 3, {"tp": 1}),
@@ -121,8 +123,13 @@ def made(target: Target, out: Path) -> str:
     """Convert, and return an error text or ""."""
     if not target.call:
         return ""
+    source = str(out / target.source)
     try:
-        ucpl.convert(out / target.source, out / str(target), target.call)
+        if target.is_of_files:
+            files = out / f"{target}.files"
+            ucpl.convert(source, files, 'torch_file(file="model.pt", optimizer_file="optimizer.pt", model="")')
+            source = f"{files / 'model.pt'}+{files / 'optimizer.pt'}"
+        ucpl.convert(source, out / str(target), target.call)
     except UcplError as error:
         return f"{target.call}: {error}"
     if target.spoiled:

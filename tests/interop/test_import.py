@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -222,23 +221,19 @@ LARGE: dict[str, dict[str, Any]] = {  # as the cards of these models have them
 
 
 @pytest.mark.parametrize("kind", LARGE)
-def test_large_models_take_seconds_of_the_processor(kind: str, tmp_path: Path) -> None:
-    """Real sizes, many of them equal by chance (128 heads of 128).
-
-    It would take a minute if weights were initialised.
-    """
+def test_large_models_are_built_without_weights(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real sizes, many of them equal by chance (128 heads of 128)."""
+    drawn: list[str] = []
+    for name in ("normal_", "uniform_"):  # initialised weights would take a minute
+        monkeypatch.setattr(torch.Tensor, name, lambda *_, of=name, **__: drawn.append(of))
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"architectures": [kind], **LARGE[kind]}))
-    import_hf(config)  # libraries are loaded
-    start = time.process_time()
     text = import_hf(config)
-    assert time.process_time() - start < 10
+    assert not drawn
     assert not re.search(r"^ +dim \w+ = \d+$", text, re.MULTILINE), "every size is a key's"
     assert "dim d = config.hidden_size / config.num_attention_heads" in text or kind != "LlamaForCausalLM"
     (tmp_path / "made.ucpl").write_text(text)
-    start = time.process_time()
     assert main(["check", str(tmp_path / "made.ucpl"), "--config", str(config)]) == 0
-    assert time.process_time() - start < 5
 
 
 def test_layers_that_the_class_drops_are_described_where_files_have_them(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -264,13 +265,12 @@ def test_a_store_that_goes_away_leaves_nothing_half(
         before = next(k for k, e in enumerate(store.log()) if re.search(REQUESTS[name], f"{e['method']} {e['path']}"))
         remove(store, f"out/gone-{name}")
         store.faults((kind, "", before, FOR_GOOD))
-        begin = time.monotonic()
         error: UcplError | None = None
         try:
             ucpl.apply(plan, url, target)
         except UcplError as caught:
             error = caught
-        assert time.monotonic() - begin < 30
+        assert tries(store.log()) <= 8  # two of each; four parts of a file begin at once
         store.faults()
         assert error is not None and error.diagnostics[0].code in ("E503", "E685"), error
         assert url in str(error) or target in str(error)
@@ -280,6 +280,15 @@ def test_a_store_that_goes_away_leaves_nothing_half(
         assert not is_there(target) and OF_THE_RUN not in store.held(f"out/gone-{name}")
         ucpl.apply(plan, url, target, resume=True)
         assert but_the_run(store.held(f"out/gone-{name}")) == but_the_run(wanted)
+
+
+def tries(log: list[dict[str, object]], failed: int = 0) -> int:
+    """The most times that one request was sent which failed.
+
+    failed: count those with at least this status in place of those that were made to fail.
+    """
+    bad = [e for e in log if (int(str(e.get("status", 0))) >= failed if failed else e["fault"])]
+    return max(Counter((e["method"], e["path"]) for e in bad).values())
 
 
 def is_there(url: str) -> bool:
@@ -304,11 +313,10 @@ def test_a_server_that_says_nothing_is_not_waited_for(
     monkeypatch.setenv("UCPL_REMOTE_SECONDS", "2")
     url = store.put(EXAMPLE, "in/run")
     store.faults(("stalled", "", 5, FOR_GOOD))
-    begin = time.monotonic()
     with pytest.raises(UcplError) as caught:
         ucpl.apply(plan, url, tmp_path / "target")
     assert caught.value.diagnostics[0].code == "E685" and url in str(caught.value)
-    assert time.monotonic() - begin < 20 and not (tmp_path / "target").exists()
+    assert 1 < tries(store.log()) <= 4 and not (tmp_path / "target").exists()
 
 
 @pytest.fixture(scope="module")
@@ -439,11 +447,11 @@ def test_wrong_keys_and_buckets_are_reported_at_once(store: Store, monkeypatch: 
     """
 
     def refused(code: str, call: Callable[[], object], *said: str) -> None:
-        begin = time.monotonic()
+        store.log()
         with pytest.raises(UcplError) as caught:
             call()
         first = caught.value.diagnostics[0]
-        assert first.code == code and time.monotonic() - begin < 5
+        assert first.code == code and tries(store.log(), failed=400) == 1
         for one in said:
             assert one in first.message + first.remedy
 

@@ -74,6 +74,9 @@ SLURM = {  # stand-ins for the commands of Slurm
 }
 
 
+SECONDS = 300  # of each part of a job, on a machine that does other things
+
+
 def started(tasks: int, job: int, here: Path) -> subprocess.Popen[str]:
     """An allocation of Slurm that runs the batch script."""
     (here / "tasks").unlink(missing_ok=True)
@@ -96,16 +99,16 @@ def test_a_requeued_job_of_slurm_resumes_on_the_tasks_that_it_gets(tmp_path: Pat
         shutil.copytree(ROOT / "examples" / "slurm", tmp_path / name)
     here = tmp_path / "job"
     calm, first = started(1, 11_000, tmp_path / "calm"), started(2, 12_000, here)
-    last = time.monotonic() + 100
+    last = time.monotonic() + SECONDS
     while not (here / "out" / "step-5" / ".metadata").exists() and first.poll() is None and time.monotonic() < last:
         time.sleep(0.02)
     first.send_signal(signal.SIGUSR1)  # as --signal=B:USR1@120 does
-    before = losses_of(first.communicate(timeout=100)[0])
+    before = losses_of(first.communicate(timeout=SECONDS)[0])
     assert (here / "requeued").read_text() == "requeue 12000\n"
     again = started(3, 12_000, here)
     try:
-        after = losses_of(again.communicate(timeout=100)[0])
-        truth = losses_of(calm.communicate(timeout=100)[0])
+        after = losses_of(again.communicate(timeout=SECONDS)[0])
+        truth = losses_of(calm.communicate(timeout=SECONDS)[0])
     finally:
         for one in (calm, first, again):
             processes.end_all(one.pid)

@@ -213,7 +213,7 @@ def train(kind: str, home: Path, life: int, steps: int, result: Path) -> None:
             gradients += bool(saved.replays)
         end = time.monotonic() + SECONDS
         while (writer.committed() or (0, 0))[1] != steps and time.monotonic() < end:
-            time.sleep(0.005)
+            time.sleep(0.05)
     told = {"digest": digest(job.state()), "losses": losses, "gradients": gradients}
     if dist.get_rank() == 0:
         (result / "trained.json").write_text(json.dumps(told))
@@ -308,13 +308,13 @@ class Machines:
                 while True:
                     with suppress(OSError):  # of a domain that is gone meanwhile
                         server.turn()
-                    time.sleep(0.02)
+                    time.sleep(0.1)
 
         self.servers[number] = forked(act, self.logs / f"server-{number}.log")
         end = time.monotonic() + SECONDS
         while not ready.exists():
             assert time.monotonic() < end, f"server {number} does not start"
-            time.sleep(0.005)
+            time.sleep(0.05)
 
     def strike(self, who: str, number: int, pids: list[int]) -> None:
         if who in ("server", "node"):
@@ -339,7 +339,7 @@ class Machines:
         while self.step() < step:
             assert time.monotonic() < end, f"step {step} does not come to count"
             assert not any(_well(ended(pid)) for pid in pids), "a life ends early"
-            time.sleep(0.005)
+            time.sleep(0.05)
 
 
 def lives(job: dict[str, Any], machines: Machines, result: Path) -> tuple[Counter[str], list[int]]:

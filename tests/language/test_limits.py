@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.counted import calls
 from tests.language.reading import read
 from ucpl.errors import UcplError
 from ucpl.language import format_text, parse, parse_call, parse_expr, print_expr, print_file, tables
@@ -62,11 +63,15 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_text_ends_quickly_in_its_own_error(name):
     code, text = HOSTILE[name]
-    begin = time.process_time()
-    with pytest.raises(UcplError) as caught:
-        parse(text)
-    assert caught.value.diagnostics[0].code == code
-    assert time.process_time() - begin < 30  # of the processor, and it takes one or two
+    said: list[UcplError] = []
+
+    def attempt() -> None:
+        with pytest.raises(UcplError) as caught:
+            parse(text)
+        said.append(caught.value)
+
+    assert calls(attempt) < 100 * MANY
+    assert said[0].diagnostics[0].code == code
 
 
 def test_a_text_of_too_many_statements_is_refused(monkeypatch):
@@ -77,20 +82,29 @@ def test_a_text_of_too_many_statements_is_refused(monkeypatch):
         parse(text + "assert 1\n" * MANY)
 
 
+def spent(text: str) -> float:
+    """Seconds of the processor, the least of three."""
+    least = float("inf")
+    for attempt in range(3):
+        begin = time.process_time()
+        assert len(read(text, f"<{attempt}>").statements[0].items) == 1  # another name: results are kept
+        least = min(least, time.process_time() - begin)
+    return least
+
+
 @pytest.mark.parametrize(
     "text",
     [
-        "ucpl 1\nlayout x() of any {\n  a = h\n" + " " * MANY + 'as "x"\n}',
-        "ucpl 1\nlayout x() of any {\n  a = h\n" + "\n \t" * MANY + 'as "x"\n}',
-        "ucpl 1\nlayout x() of any {\n  a = h\n" + "\n#c" * MANY + '\nas "x"\n}',
-        "ucpl 1\nlayout x() of any {\n  a = h #" + "c" * MANY + '\n as "x"\n}',
-        "ucpl 1\nlayout x() of any {\n" + " " * MANY + "value" + " " * MANY + "= h\n}",
+        lambda n: "  a = h\n" + " " * n + 'as "x"\n',
+        lambda n: "  a = h\n" + "\n \t" * n + 'as "x"\n',
+        lambda n: "  a = h\n" + "\n#c" * n + '\nas "x"\n',
+        lambda n: "  a = h #" + "c" * n + '\n as "x"\n',
+        lambda n: " " * n + "value" + " " * n + "= h\n",
     ],
 )
 def test_long_runs_of_space_take_no_more_than_their_length(text):
-    begin = time.process_time()
-    assert len(read(text).statements[0].items) == 1
-    assert time.process_time() - begin < 8  # it takes some tenths
+    few, many = (spent(f"ucpl 1\nlayout x() of any {{\n{text(n)}}}") for n in (MANY // 10, MANY))
+    assert many < 40 * few  # a search that starts anew at each space takes a hundred times as long
 
 
 def test_what_is_just_allowed_can_be_printed_compared_and_hashed():

@@ -133,6 +133,7 @@ LAW_ELSEWHERE = {
     "Framework": "tests/laws/test_locate.py",
     "Assert": "tests/laws/test_constructs.py",
     "scalar": "tests/laws/test_locate.py",
+    "Without": "tests/laws/test_reduced_states.py",
     "TypedOf": "tests/laws/test_state_types.py",
     "Plan": "tests/cli/test_texts_and_plans.py",
 }

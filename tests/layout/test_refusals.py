@@ -174,7 +174,7 @@ REFUSED: list[tuple[str, str, str, str, dict[str, Any]]] = [
     ("E190", "`buckets` closes flat buffers", text(layout=W + '  state * = like as "{key}.s" ⟦buckets 5\n'), "x(2)", {}),
     ("E190", "`as` is a storing clause, and this line stores `none`", text(layout=W + '  state * = none ⟦as "x"\n'), "x(2)", {}),
     ("E190", "`mean` is a storing clause", text(layout=FILE + '  w = none ⟦mean @dp\n'), "x(2)", {}),
-    ("E140", "mesh axis `dp` is 0", text(mesh="  ⟦mesh dp\n", layout=W), "x(0)", {}),
+    ("E140", "mesh axis `dp` is 0", text(mesh="  ⟧mesh dp\n", layout=W), "x(0)", {}),
     ("E141", "a mesh of 262,145 ranks, and 262,144 are the limit", text(mesh="  ⟦mesh dp\n", layout=W), "x(262145)", {}),
     ("E142", "mesh `other` has 3 ranks, the first mesh 2", text(mesh="  let q = 3\n  ⟧mesh dp\n  ⟦mesh other: q\n", layout=W), "x(2)", {}),
     ("E143", "sizes of digits hi, lo are unknown", text(layout="  ⟦index a = (hi lo)\n" + W), "x(2)", {}),

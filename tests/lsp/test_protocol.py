@@ -17,7 +17,7 @@ from tests.cli.command import ucpl
 from tests.lsp.test_answers import CONFIG, LAYOUT, MODEL
 from ucpl.language import format_text
 
-WAIT = 60  # seconds until an answer counts as none
+WAIT = 120  # seconds until an answer counts as none
 
 
 class Editor:

@@ -65,17 +65,18 @@ class Mistake:
     write: str = ""
     code: str = ""
     config: str = ""  # a config.json, where one is given
+    version: int = 1  # of the language
     line: int = 0  # of the text: the one that the message points at, where that is not the first
 
     @property
     def whole(self) -> str:
-        return framed(self.place, self.text)
+        return framed(self.place, self.text, self.version)
 
 
-def framed(place: str, text: str) -> str:
+def framed(place: str, text: str, version: int = 1) -> str:
     if place == "files":
         return text
-    out = FRAME
+    out = FRAME.replace("ucpl 1", f"ucpl {version}")
     for one, mark in PLACES.items():
         out = out.replace(mark, text.strip("\n") if one == place else "")
     return out
@@ -137,7 +138,7 @@ def test_a_mistake_is_reported_with_what_to_write_instead(mistake: Mistake, tmp_
 def test_what_is_offered_is_good_in_that_place(mistake: Mistake, tmp_path: Path) -> None:
     _, *rest = mistake.text.strip("\n").split("\n")
     fixed = "\n".join([mistake.write, *rest])
-    assert checked(mistake, framed(mistake.place, fixed), tmp_path).findings == ()
+    assert checked(mistake, framed(mistake.place, fixed, mistake.version), tmp_path).findings == ()
 
 
 @pytest.mark.parametrize(("place", "line", "write"), LINES, ids=lambda one: one.replace("/", "_") or "how")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from fnmatch import fnmatchcase
 from fractions import Fraction
 from itertools import groupby, product
 from math import prod
@@ -227,10 +228,21 @@ class _Rank:
                 found.append(local)
         return found
 
-    def local(self, entry: nodes.Entry, choice: tuple[Any, ...]) -> Local | None:
+    def local(
+        self, entry: nodes.Entry, choice: tuple[Any, ...], lacked: dict[str, set[str]] | None = None
+    ) -> Local | None:
+        """The content of an entry for one choice.
+
+        `lacked`: dims that the entry is without. An element's index along them is 0.
+        """
         fixed = {k: v for _, _, cell in choice for k, v in cell.index}
         targets = {label: self.of_size(path, fixed) for label, path in self.targets(entry).items()}
         numbers = self.numbers_of(fixed)
+        whole = dict(targets)
+        for label, (path, tensor) in whole.items() if lacked is not None else ():
+            kept = [i for i, d in enumerate(tensor.dims) if d not in (lacked or {})[path]]
+            of = tuple(tensor.dims[i] for i in kept), tuple(tensor.ranges[i] for i in kept)
+            targets[label] = path, evolve(tensor, dims=of[0], ranges=of[1])
 
         def exists(index: dict[str, int], live: bool = False) -> bool:
             return all(
@@ -260,6 +272,9 @@ class _Rank:
             index = fixed | dict(cell.index)
             at = [(self.value(d, index), numbers.name(d), r) for d, r in zip(tensor.dims, tensor.ranges, strict=True)]
             place = (path, tuple(r.index(i) if i < size else len(r) + i - size for i, size, r in at))
+            if lacked is not None:
+                known = dict(zip(tensor.dims, place[1], strict=True))
+                place = (path, tuple(known.get(d, 0) for d in whole[cell.label][1].dims))
             out.append(evolve(cell, of=place) if isinstance(cell, Padding) else place)
         env = self.names_of(choice)
         owner = self.meaning.aliases.get(entry.path)
@@ -322,7 +337,7 @@ class _Rank:
             rule = self.file(line, "optim" if "optim" in self.meaning.files else "weights")
             if rule.form is None or not self.is_here(line):
                 continue
-            out += self.like(line, rule) if line.shape == "like" else self.flats(line, rule)
+            out += self.like(line, rule) if isinstance(line.shape, str) else self.flats(line, rule)
         return out
 
     def file(self, item: Any, default: str) -> nodes.Files:
@@ -480,9 +495,34 @@ class _Rank:
                 if own is None and said is None:
                     continue
                 template = own[0] if said is None else said[0].replace("{key}", own[0] if own else "{key}")
-                for local in self.locals([entry]):
-                    for state in self.states_of(line, name):
-                        out.append(self.home(line, rule, template, local, state, env))
+                for state in self.states_of(line, name):
+                    lacked = self.lacked(state)
+                    if lacked is None:
+                        out += [self.home(line, rule, template, x, state, env) for x in self.locals([entry])]
+                    elif all(path in lacked for path in self.targets(entry).values()):
+                        short = evolve(entry, shape=_short(entry.shape, self, lacked, entry, line.shape == "like(1)"))
+                        here = [self.local(short, x.choice, lacked) for x in self.locals([entry])]
+                        out += [self.home(line, rule, template, x, state, env) for x in here if x is not None]
+        return out
+
+    def lacked(self, state: str) -> dict[str, set[str]] | None:
+        """Tensors with a state `without` dims.
+
+        Each has the dims that the state lacks; None for any other state.
+        """
+        said = next((s for s in self.meaning.states if state in s.names and s.without), None)
+        if said is None:
+            return None
+        own = None if said.groups is None else {g.name: g for g in self.meaning.model_groups}
+        members = {m for g in said.groups or () for m in (own or {})[g].members or ()}
+        out: dict[str, set[str]] = {}
+        for path, tensor in self.meaning.tensors.items():
+            if tensor.kind != "parameter" or (own is not None and path not in members):
+                continue
+            ranked = [(3 if n == path else 2, w) for w in said.without for n in w.of or () if fnmatchcase(path, n)]
+            ranked += [(1, w) for w in said.without if w.of is None]
+            if ranked:
+                out[path] = {*max(ranked, key=lambda one: one[0])[1].dims}
         return out
 
     def flats(self, line: nodes.States, rule: nodes.Files) -> list[Home]:
@@ -562,6 +602,37 @@ class _Rank:
                 out.append(full)
                 full = []
         return [*out, full] if full else out
+
+
+def _short(
+    axes: tuple[nodes.Axis, ...] | None, of: _Rank, lacked: dict[str, set[str]], entry: nodes.Entry, is_one: bool
+) -> tuple[nodes.Axis, ...]:
+    """Axes without the dims that a state lacks.
+
+    An axis of them alone goes, or has one element.
+    """
+    targets = of.targets(entry)
+    one = nodes.Stack((nodes.Term(None, ()),))
+
+    def without(axis: nodes.Axis, label: str | None) -> nodes.Axis | None:
+        match axis:
+            case nodes.Dim(name=name):
+                own = [targets[label]] if label in targets else [*targets.values()]
+                gone = {x for path in own for d in lacked[path] for x in (d, *of.leaves(d, []))}
+                return None if name in gone else axis
+            case nodes.Stack(terms=terms):
+                made = []
+                for t in terms:
+                    kept = [k for a in t.axes if (k := without(a, t.label or label)) is not None]
+                    made += [evolve(t, axes=tuple(kept))] if any(not isinstance(k, nodes.Copies) for k in kept) else []
+                return nodes.Stack(tuple(made)) if made else None
+            case nodes.Cut(axis=inner) | nodes.Pad(axis=inner) | nodes.Trim(axis=inner):
+                kept_inner = without(inner, label)
+                return None if kept_inner is None else evolve(axis, axis=kept_inner)
+        return axis
+
+    found = [without(axis, None) for axis in axes or ()]
+    return tuple(axis or one for axis in found if axis is not None or is_one)
 
 
 def _labels(axes: tuple[nodes.Axis, ...]) -> list[str | None]:

@@ -78,69 +78,34 @@ def area(rect: ElementTree.Element) -> float:
 # ---- pages -----------------------------------------------------------------------------------------------------------
 
 
-@define
-class Cell:
-    share: float  # of the picture's area
-    ranks: list[int]
-
-
-@define
-class Shown:
-    """One level of a tensor in a page.
-
-    Cells by their hover texts.
-    """
-
-    elements: int
-    cells: dict[str, list[Cell]] = field(factory=lambda: defaultdict(list))
-
-
 class Page(HTMLParser):
     """The content of a page.
 
-    Texts, elements with their attributes, and levels of tensors with their cells.
+    Texts, and elements with their attributes.
     """
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
-        self.levels: dict[tuple[str, str, int], Shown] = {}
         self.elements: list[tuple[str, dict[str, str]]] = []
         self.texts: list[str] = []
         self.open: list[str] = []
-        self.level: Shown | None = None
         self.feed(text)
         assert self.open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         told = {name: value or "" for name, value in attrs}
         self.elements.append((tag, told))
-        if tag not in ("meta", "input", "path", "rect"):
+        if tag != "meta":
             self.open.append(tag)
-        if told.get("class") == "cells":
-            key = told["data-tensor"], told["data-states"], int(told["data-depth"])
-            self.levels[key] = self.level = Shown(int(told["data-elements"]))
-        elif tag == "i" and "data-r" in told and self.level is not None:
-            width, height = (float(n) / 100 for n in re.findall(r"(?:width|height):([\d.e-]+)%", told["style"]))
-            self.level.cells[told["title"]].append(Cell(width * height, runs(told["data-r"])))
 
     def handle_endtag(self, tag: str) -> None:
-        if tag not in ("path", "rect"):
-            assert self.open.pop() == tag
+        assert self.open.pop() == tag
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, {name: value or "" for name, value in attrs}))
 
     def handle_data(self, data: str) -> None:
         self.texts.append(data)
-
-
-def runs(text: str) -> list[int]:
-    """`3 8:16 32:64:8`"""
-    out: list[int] = []
-    for run in text.split():
-        low, *more = map(int, run.split(":"))
-        out += range(low, more[0], more[1] if len(more) > 1 else 1) if more else [low]
-    return out
 
 
 def held_by(placement: Placement, ranks: int) -> dict[tuple[str, str], dict[int, int]]:

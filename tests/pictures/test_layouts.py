@@ -6,7 +6,6 @@ Every rank and every tensor is there, areas are as elements are, and a file need
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -14,11 +13,11 @@ import numpy as np
 import pytest
 
 from tests.cli.command import ROOT, good, ucpl
-from tests.pictures.drawn import SVG, Drawn, Page, drawn, elements_of, held_by
+from tests.counted import calls
+from tests.pictures.drawn import SVG, Drawn, drawn, elements_of, held_by
 from ucpl.conversion.requests import Given, config_at, model_named
 from ucpl.conversion.showing import shown
 from ucpl.pictures.boxes import framed, joined
-from ucpl.pictures.html_layout import layout_html
 from ucpl.pictures.layouts import layout_picture
 from ucpl.pictures.svg import layout_svg
 
@@ -203,10 +202,9 @@ def test_a_picture_that_cannot_be_written_leaves_nothing(here: Path) -> None:
 def test_four_thousand_ranks_are_pictures_of_bounded_size() -> None:
     text = f"{ROOT / 'benchmarks' / 'llama.ucpl'}:megatron(tp = 8, pp = 8, dp = 64)"
     placement = shown(text, None, Given(), None)[0].placement
-    begun = time.process_time()
     picture = layout_picture(placement)
+    assert calls(lambda: layout_picture(placement)) < 4_000_000  # 4,096 ranks
     svg = layout_svg(picture)
-    assert time.process_time() - begun < 10  # a second, on a machine that does nothing else
     assert len(svg) < 1_000_000
     found = drawn(svg)
     for (tensor, states, depth), level in found.items():
@@ -216,10 +214,6 @@ def test_four_thousand_ranks_are_pictures_of_bounded_size() -> None:
     deepest = max(depth for tensor, states, depth in found if (tensor, "fp32" in states) == ("up", True))
     (last,) = (level for (t, s, d), level in found.items() if (t, d) == ("up", deepest) and "fp32" in s)
     assert {title.split("\n")[2].split()[0] for title in last.areas} == {"rank"}
-    html = layout_html(picture)
-    assert len(html) < 1_000_000
-    cells = [c for level in Page(html).levels.values() for of in level.cells.values() for c in of]
-    assert {rank for c in cells for rank in c.ranks} == set(range(4096))
 
 
 def test_boxes_that_are_side_by_side_become_one() -> None:

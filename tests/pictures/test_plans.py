@@ -6,7 +6,6 @@ The amounts between ranks equal those of the plan's runs, one by one.
 from __future__ import annotations
 
 import re
-import time
 from collections import defaultdict
 from pathlib import Path
 from xml.etree import ElementTree
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.cli.command import ROOT, good, ucpl
+from tests.counted import calls
 from tests.pictures.drawn import SVG
 from ucpl import api
 from ucpl.extents import size_of
@@ -112,19 +112,18 @@ def test_ranks_are_put_together_and_one_of_the_cells_is_drawn_again() -> None:
     assert len(prime.sources) <= 16 and prime.sources[-1][1] == 17 and int(prime.amount.sum()) == 17
 
 
-def test_a_plan_of_thousands_of_ranks_is_a_picture_in_a_moment(tmp_path: Path) -> None:
+def test_a_plan_of_thousands_of_ranks_is_a_picture_of_few_calls(tmp_path: Path) -> None:
     llama = str(ROOT / "benchmarks" / "llama.ucpl")
-    calls = [
+    verbs = [
         "--from",
         f"{llama}:megatron(tp = 8, pp = 8, dp = 64)",
         "--to",
         f"{llama}:megatron(tp = 8, pp = 4, dp = 96)",
     ]
-    good("plan", *calls, "-o", tmp_path / "a.plan")
+    good("plan", *verbs, "-o", tmp_path / "a.plan")
     plan = api.load_plan(tmp_path / "a.plan")
-    begun = time.process_time()
     picture = plan_picture(plan)
-    assert time.process_time() - begun < 2
+    assert calls(lambda: plan_picture(plan)) < 10_000
     assert picture.ranks == (4096, 3072)
     good("show", tmp_path / "a.plan", "--svg", tmp_path / "a.svg")
     assert (tmp_path / "a.svg").stat().st_size < 400_000

@@ -7,7 +7,6 @@ all_reduce shows that the ranks are still in step.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -31,6 +30,7 @@ from ucpl.ranks.exchange import Exchange
 from ucpl.ranks.storage_reader import StorageReader
 
 TIMEOUT = 20
+LONG = 120  # no case waits for it: its error would be another one
 SPEC = (
     "ucpl 1\nmodel m {\n  dim n = 5, k = 12\n  w : n k dtype f32\n  b : n dtype f32\n}\n"
     'layout parts(tp = 2) of m {\n  framework torch()\n  mesh tp\n  file weights = torch "r{tp}.pt"\n'
@@ -238,25 +238,24 @@ def said(error: BaseException | None) -> str:
 
 def ranked(rank: int, port: int, top: Path) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=TIMEOUT))
-    found: dict[tuple[str, str], tuple[str, float, float]] = {}
+    dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=LONG))
+    found: dict[tuple[str, str], tuple[str, float]] = {}
     for table, (act, cases) in TABLES.items():
         for case in (*cases, "no trouble"):
-            begin, error = time.monotonic(), None
+            error = None
             try:
                 act(case, rank == 1, top)
             except (Exception, CheckpointException) as caught:
                 error = caught
-            seconds = time.monotonic() - begin
             both = torch.ones(())
             dist.all_reduce(both)  # a script's own
-            found[table, case] = said(error), both.item(), seconds
+            found[table, case] = said(error), both.item()
     torch.save(found, top / f"{rank}.told")
     os._exit(0)
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, str], tuple[str, float, float]]]:
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, str], tuple[str, float]]]:
     top = tmp_path_factory.mktemp("agreement")
     written(top)
     run_all(2, ranked, top)
@@ -269,10 +268,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, str],
 def test_one_rank_in_trouble_ends_both_with_the_reason(told, table, case):
     mine, others = TABLES[table][1].get(case, ("", ""))
     for rank, text in ((1, mine), (0, others)):
-        found, both, seconds = told[rank][table, case]
+        found, both = told[rank][table, case]
         assert found.startswith(text) and bool(found) == (case != "no trouble"), (rank, found)
         assert both == 2.0
-        assert seconds < TIMEOUT / 2
         if found and not found.startswith(("E622", "E625", "E646")):
             assert rank == 1 or "rank 1" in found or table == "dcp.load" or "arrives" in case, found
 

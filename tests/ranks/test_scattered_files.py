@@ -25,7 +25,7 @@ from tests.runtime.test_resume import tree
 from tests.vault.keys import authority, keys_of
 from ucpl.errors import UcplError, fail
 from ucpl.ranks import scattered_files
-from ucpl.ranks.file_server import Peer, Server, own_host
+from ucpl.ranks.file_server import FileServer, Peer, own_host
 from ucpl.ranks.scattered_files import one_folder
 from ucpl.runtime.process_group import SLACK, beside
 from ucpl.storage import wire
@@ -154,7 +154,7 @@ def test_a_file_that_changes_on_its_host_is_refused(tmp_path):
 
 def test_ranks_of_several_hosts_give_files_to_those_with_a_certificate_alone(tmp_path):
     (tmp_path / "a").write_bytes(b"0123456789")
-    server = Server({"a": tmp_path / "a"}, TlsListener((own_host("127.0.0.1"), 0), Keys(keys_of(0)), None))
+    server = FileServer({"a": tmp_path / "a"}, TlsListener((own_host("127.0.0.1"), 0), Keys(keys_of(0)), None))
     try:
         came = list[int]()
         keys = [Keys(keys_of(1)), Keys(authority("second") / "d1")]
@@ -234,11 +234,11 @@ def test_a_hanging_rank_is_waited_for_while_it_is_alive(tmp_path, monkeypatch):
     """
     (tmp_path / "a").write_bytes(b"some")
     wakes = threading.Event()
-    monkeypatch.setattr(Server, "_bytes", lambda self, name, low, high: wakes.wait(20) and b"some")
+    monkeypatch.setattr(FileServer, "_bytes", lambda self, name, low, high: wakes.wait(20) and b"some")
     monkeypatch.setattr(wire, "EVERY", 0.01)
     monkeypatch.setattr(wire, "GREETING", 0.2)
     way = UnixConnector(token_hex(8))
-    server, looks = Server({"a": tmp_path / "a"}, UnixListener(way.name)), iter(range(30))
+    server, looks = FileServer({"a": tmp_path / "a"}, UnixListener(way.name)), iter(range(30))
 
     def look():
         if next(looks, None) is None:

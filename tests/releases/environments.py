@@ -17,6 +17,8 @@ from typing import Any
 
 from attrs import field, frozen
 
+from tests.releases import cuda_libraries
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SECONDS = 600  # of one call of pip
@@ -89,6 +91,8 @@ def build(release: Release, folder: Path) -> Path:
     for packages, options in ((release.more, ()), (release.packages, release.pip)):
         if packages:
             _install(release, python, packages, options)
+    if "libcuda" in release.stand_ins:
+        cuda_libraries.make(own / "torch" / "lib")
     return python
 
 

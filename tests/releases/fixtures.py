@@ -55,8 +55,9 @@ def keep(release: Release, work: Path, sources: list[str]) -> None:
         for name in sources:
             truth = torch.load(work / f"{name}.truth", weights_only=False)
             truths[name] = stated(truth.get("params", truth))
-            for file in sorted(f for f in (work / name).rglob("*") if f.is_file() and f.suffix not in LEFT):
-                _add(tar, f"{name}/{file.relative_to(work / name)}", file.read_bytes())
+            top = work / name
+            for file in sorted(f for f in (top, *top.rglob("*")) if f.is_file() and f.suffix not in LEFT):
+                _add(tar, str(file.relative_to(work)), file.read_bytes())
         _add(tar, TRUTH, json.dumps(truths, sort_keys=True).encode())
 
 

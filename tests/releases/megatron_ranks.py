@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import inspect
 import os
 import sys
@@ -31,6 +32,24 @@ METHODS: dict[str, dict[str, tuple[str, ...]]] = {
     "megatron.core.optimizer.distrib_optimizer": {"DistributedOptimizer": ("sharded_state_dict",)},
     "megatron.core.models.gpt.gpt_model": {"GPTModel": ("sharded_state_dict",)},
 }
+
+
+class Schedule:
+    """Megatron-LM's own of a constant rate: Megatron-Core has one from 0.9 on."""
+
+    def __init__(self, optimizer: Any, **_: Any) -> None:
+        self.optimizer, self.num_steps = optimizer, 0
+
+    def step(self, increment: int) -> None:
+        self.num_steps += increment
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"num_steps": self.num_steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.num_steps = state["num_steps"]
+
+
 ABSENT: dict[str, tuple[str, ...]] = {
     "megatron.core.models.gpt.gpt_layer_specs": ("get_gpt_mtp_block_spec", "get_gpt_decoder_block_spec"),
     "megatron.core.transformer.multi_token_prediction": ("mtp_on_this_rank",),
@@ -69,6 +88,10 @@ def lenient(call: Callable[..., Any]) -> Callable[..., Any]:
 
 def adapt() -> None:
     """Let a release take the calls of the pinned one."""
+    place: Any = "megatron.core.optimizer_param_scheduler"
+    if importlib.util.find_spec(place) is None:
+        sys.modules[place] = type(sys)(place)
+        sys.modules[place].OptimizerParamScheduler = Schedule  # type: ignore[attr-defined]
     for module, names in ABSENT.items():
         try:
             held: Any = importlib.import_module(module)

@@ -17,7 +17,7 @@ Row = dict[str, Any]
 INTRO = """\
 # Releases
 
-`make releases` writes this page from its trials. Each release has an environment of its own, with one build of torch for all.
+`make releases` writes this page from its trials. Each release has an environment of its own; all but torch's share one torch.
 The release trains a small model for three steps, saves it, and trains on. `ucpl` converts the checkpoint, and the
 release loads the target into a model with other values. No run clips gradients, so that losses can be compared.
 

@@ -30,6 +30,8 @@ WORDS = {
     "mpu": "Megatron's `mpu` with one tensor-parallel rank, which loaders of universal folders ask for",
     "cuda": "calls of CUDA that do nothing, and AdamW in place of the fused kernels",
     "triton": "an empty `triton`, whose kernels need a GPU",
+    "libcuda": "empty libraries of CUDA, which builds of torch for GPUs ask for",
+    "fsdp1": "streams, gathers and sums of the CPU, for FSDP1: FSDP2 needs a GPU before 2.6",
     "override": "`typing.override`, which Python 3.12 has",
     "gather": "gathers into detached tensors, where newer torch refuses tensors that require gradients",
 }
@@ -118,6 +120,40 @@ def late() -> None:
             setattr(dist, name, detached(getattr(dist, name)))
 
 
+def idle_cpu() -> None:
+    """Give FSDP1 idle streams, sums and gathers on CPUs."""
+    import torch
+    import torch.distributed as dist
+
+    cpu: Any = torch.cpu
+    cpu.Stream = cpu.Event = Idle
+    for name in ("current_stream", "default_stream", "stream"):
+        setattr(cpu, name, lambda *_: Idle())
+    for name in ("synchronize", "set_device", "empty_cache"):
+        setattr(cpu, name, lambda *_: None)
+    cpu.current_device = lambda: "cpu"
+    torch.Tensor.record_stream = lambda self, *_: None  # type: ignore[method-assign]
+
+    def reduce_scatter(output: Any, given: Any, group: Any = None, *_: Any, **__: Any) -> None:
+        dist.all_reduce(given, group=group)
+        output.copy_(given.chunk(dist.get_world_size(group))[dist.get_rank(group)])
+
+    def all_gather(outputs: Any, given: Any, group: Any = None, *_: Any, **__: Any) -> Idle:
+        every: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(every, given.detach(), group=group)
+        for output, one in zip(outputs, every, strict=True):  # gloo takes no shards of several sizes
+            output.detach().copy_(one)
+        return Idle()
+
+    def all_gather_into(output: Any, given: Any, group: Any = None, *_: Any, **__: Any) -> None:
+        all_gather(output.detach().chunk(dist.get_world_size(group)), given, group)
+
+    gatherers: Any = dist
+    gatherers.all_gather = all_gather
+    for module in (gatherers, gatherers.distributed_c10d):
+        module.reduce_scatter_tensor, module.all_gather_into_tensor = reduce_scatter, all_gather_into
+
+
 def detached(gather: Callable[..., Any]) -> Callable[..., Any]:
     def data(value: Any) -> Any:
         if isinstance(value, list):
@@ -154,6 +190,12 @@ class Idle:
     """A stream, or an event, that does nothing."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
         pass
 
     def __getattr__(self, name: str) -> Callable[..., int]:

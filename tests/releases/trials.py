@@ -45,6 +45,7 @@ class Trial:
     call: str
     world: int = 2
     run: dict[str, Any] = field(factory=dict)  # differences from the source's
+    via: str = ""  # a layout between, of another strategy
     ignores: str = "-"  # differences that begin so: values that the loader leaves as the model made them
 
 
@@ -76,6 +77,8 @@ _MIXTURE = {"dtype": "fp32", "optimizer": "adamw", "stage": 1, "ep": 2, "clip": 
 _GPT = {"dtype": "bf16", "layers": 2, "hidden": 8, "heads": 2, "groups": 2, "kv": 4, "ffn": 6, "vocab": 12}
 _GATHERED = {"format": "torch_dist", "kind": "dp_zero_gather_scatter"}
 _BUCKETS = {"format": "torch_dist", "kind": "buckets"}  # fully_sharded_bucket_space, dp_reshardable from 0.15 on
+_LOOP = {"dtype": "fp32"}
+_CKPT = 'torch_file(file="last.ckpt", model="state_dict", optimizer="optimizer_states/0", scheduler="lr_schedulers")'
 _FOLDER = {"library": "transformers", "dtype": "fp32"}
 
 PLANS = {
@@ -117,23 +120,55 @@ PLANS = {
             Trial("buckets to legacy files, tp=2", "buckets", "megatron_legacy(tp=2)", 2, {"tp": 2}),
         ),
     ),
+    "torch": Plan(
+        "torch_ranks.py",
+        {
+            "file": Source("", 1, {**_LOOP, "form": "file"}, "torch_file()"),
+            "folder": Source("", 1, {**_LOOP, "form": "folder"}, "dcp(fsdp=1)"),
+            "fsdp": Source("", 2, {**_LOOP, "form": "fsdp"}, "dcp(fsdp=2)"),
+        },
+        (
+            Trial("one file to FSDP", "file", "dcp(fsdp=2)", 2, {"form": "fsdp"}),
+            Trial("one file to one file", "file", "torch_file()", 1),
+            Trial("DCP to FSDP", "folder", "dcp(fsdp=2)", 2, {"form": "fsdp"}),
+            Trial("FSDP to 3 ranks", "fsdp", "dcp(fsdp=3)", 3),
+            Trial("FSDP to DCP without FSDP", "fsdp", "dcp(fsdp=1)", 1, {"form": "folder"}),
+            Trial("FSDP to one file", "fsdp", "torch_file()", 1, {"form": "file"}),
+        ),
+    ),
     "transformers": Plan(
         "libraries_ranks.py",
         {
             "llama": Source("", 1, {**_FOLDER, "class": "Llama", "safe": True}, "safetensors()"),
             "bin": Source("", 1, {**_FOLDER, "class": "Llama", "safe": False}, "safetensors()"),
+            "trainer": Source("", 1, {**_LOOP, "library": "trainer"}, "trainer()"),
             "mixtral": Source("", 1, {**_FOLDER, "class": "Mixtral", "safe": True}, "safetensors()"),
         },
         (
             Trial("safetensors to safetensors", "llama", "safetensors()", 1),
             Trial("pytorch_model.bin to safetensors", "bin", "safetensors()", 1),
             Trial("Mixtral to safetensors", "mixtral", "safetensors()", 1),
+            Trial("Trainer to FSDP's DCP, and back", "trainer", "trainer()", via="dcp(fsdp=2)", world=1),
+            Trial("Trainer to DeepSpeed's ZeRO-2, and back", "trainer", "trainer()", via="zero2(dp=2)", world=1),
         ),
     ),
     "accelerate": Plan(
         "libraries_ranks.py",
         {"loop": Source("", 1, {"library": "accelerate", "dtype": "fp32"}, "accelerate()")},
-        (Trial("save_state to save_state", "loop", "accelerate()", 1),),
+        (
+            Trial("save_state to save_state", "loop", "accelerate()", 1),
+            Trial("save_state to FSDP's DCP, and back", "loop", "accelerate()", via="dcp(fsdp=2)", world=1),
+            Trial("save_state to DeepSpeed's ZeRO-2, and back", "loop", "accelerate()", via="zero2(dp=2)", world=1),
+        ),
+    ),
+    "lightning": Plan(
+        "libraries_ranks.py",
+        {"ckpt": Source("", 1, {**_LOOP, "library": "lightning"}, _CKPT)},
+        (
+            Trial(".ckpt to .ckpt", "ckpt", _CKPT, 1),
+            Trial(".ckpt to FSDP's DCP, and back", "ckpt", _CKPT, via="dcp(fsdp=2)", world=1),
+            Trial(".ckpt to DeepSpeed's ZeRO-2, and back", "ckpt", _CKPT, via="zero2(dp=2)", world=1),
+        ),
     ),
 }
 
@@ -158,7 +193,11 @@ def tried(release: Release, python: Path, folder: Path) -> dict[str, Cell]:
         if "error" in sources[trial.source]:
             continue
         try:
-            ucpl.convert(folder / trial.source, folder / _key(trial), to=trial.call)
+            source_of = folder / trial.source
+            if trial.via:
+                ucpl.convert(source_of, folder / f"{_key(trial)}-via", to=trial.via)
+                source_of = folder / f"{_key(trial)}-via"
+            ucpl.convert(source_of, folder / _key(trial), to=trial.call)
         except ucpl.UcplError as error:
             first = error.diagnostics[0]
             refused[trial.title] = Cell("refused", f"{first.code}: {first.message}"[:200])
@@ -204,7 +243,7 @@ def _own_layout(source: Path) -> Path:
 
 
 def _key(trial: Trial) -> str:
-    return re.sub(r"[^a-z0-9]+", "_", f"{trial.source}_{trial.call}").strip("_")
+    return re.sub(r"[^a-z0-9]+", "_", f"{trial.source}_{trial.via}_{trial.call}").strip("_")
 
 
 def _job(

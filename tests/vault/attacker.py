@@ -27,6 +27,7 @@ QUESTIONS: list[dict[str, object]] = [
     {"op": "bytes", "name": "r1.s0", "low": 0, "high": 1 << 20},
     {"op": "hosts"},
     {"op": "lock", "wait": 0, "by": [1 << 61, 1 << 61, 1 << 61]},
+    {"op": "commit", "generation": 9, "text": "{}"},
 ]
 
 

@@ -30,7 +30,7 @@ from tests.vault.keys import authority, forged, keys_of
 from tests.vault.small import job
 from tests.vault.test_hosts import Cluster, cluster, listed
 from ucpl.errors import UcplError
-from ucpl.ranks.file_server import Peer, Server
+from ucpl.ranks.file_server import FileServer, Peer
 from ucpl.storage import wire
 from ucpl.storage.authentication import UnixConnector, UnixListener
 from ucpl.storage.keys import Keys
@@ -190,7 +190,7 @@ def test_members_save_while_a_thousand_strangers_say_little(made, shared, monkey
     monkeypatch.setattr(wire, "GREETING", 3.0)
     attack = Attack(shared, "slow", made.ports[1], 1000)
     attack.is_there()
-    began, most = time.monotonic(), 0
+    most = 0
     for saved in range(1, 5):
         for one in (made.homes[0], made.homes[2]):  # by connections of their own, too
             remote_domain._lines.clear()
@@ -198,7 +198,7 @@ def test_members_save_while_a_thousand_strangers_say_little(made, shared, monkey
         made.step(10 + 10 * saved)
         assert made.servers[1].here.commits()[0] == saved + 1
         most = max(most, sum(thread.name == "ucpl-serving" for thread in threading.enumerate()))
-    assert attack.process.poll() is None and time.monotonic() - began < 20
+    assert attack.process.poll() is None
     assert most < wire.STRANGERS + 32
     assert attack.answer() > 0  # they were disconnected
     assert made.read(0) == 50
@@ -268,7 +268,7 @@ def test_a_member_speaks_for_its_own_domain_alone(made, tmp_path):
 def test_ranks_on_one_host_serve_processes_of_their_own_user_alone(tmp_path, shared):
     (tmp_path / "a").write_bytes(b"0123456789")
     way = UnixConnector(token_hex(8))
-    server = Server({"a": tmp_path / "a"}, UnixListener(way.name))
+    server = FileServer({"a": tmp_path / "a"}, UnixListener(way.name))
     try:
         assert Attack(shared, "local", way.name).answer() == ""
         room = bytearray(4)
@@ -314,7 +314,7 @@ def test_gc_removes_nothing_through_a_link_that_was_put_there_meanwhile(tmp_path
             return removed(found)
 
         monkeypatch.setattr(cleanup, "_removed", swap)
-        assert [one.what for one in remove_vaults(top / "root")] == ["kept"]
+        assert [one.what for one in remove_vaults(top / "root", with_state=False)] == ["kept"]
         assert sorted(path.name for path in victim.rglob("*")) == ["chapter", "d0", "job.json", "thesis"]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ucpl.cli.console import bytes_text
-from ucpl.cli.options import add_data_plane, add_json, add_quiet, data_plane
+from ucpl.cli.options import add_data_plane, add_json, add_order, add_quiet, data_plane
 from ucpl.errors import Exit, plural
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--weights", action="store_true", help="compare weights alone, those of two dtypes in the narrower one"
     )
+    add_order(parser)
     add_data_plane(parser)
     add_quiet(parser)
     add_json(parser)
@@ -64,6 +65,7 @@ def run(options: Namespace, console: Console) -> int:
         a_layout=options.a_layout,
         b_layout=options.b_layout,
         weights=options.weights,
+        order=options.order or "",
         **data_plane(options),
     )
     for difference in found.differences:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 EXAMPLE = """
 ucpl contingency --from 'llama.ucpl:megatron(tp=8, pp=16, dp=128)' --lose 1..4 --unit node=8 --keep tp -o plans
 ucpl contingency --from runs/on-16 --lose 1 --unit rank=1 --room 20G -o plans
-ucpl contingency --from 'zero.ucpl:zero(tp=2, dp=4)' --lose 1..3 --svg after-a-loss.svg
+ucpl contingency --from 'zero.ucpl:zero(tp=2, dp=4)' --lose 1..3
 """
 _LOSE = re.compile(r"([1-9][0-9]{0,5})(?:\.\.([1-9][0-9]{0,5}))?")
 _UNIT = re.compile(r"([A-Za-z][A-Za-z0-9_-]{0,30})=([1-9][0-9]{0,5})")
@@ -46,11 +46,6 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--room", metavar="SIZE", help="memory of a rank for weights and states, as in 60G")
     parser.add_argument("--best", default="3", metavar="N", help="choices of each loss that are planned (default 3)")
     parser.add_argument("-o", "--output", metavar="FOLDER", help="write the plans, and contingency.json, here")
-    drawing = parser.add_mutually_exclusive_group()
-    drawing.add_argument(
-        "--svg", metavar="FILE", help="draw the table into this file, which replaces one that is there"
-    )
-    drawing.add_argument("--html", metavar="FILE", help="the same as a page for browsers")
     add_bandwidths(parser)
     add_model(parser, "where the layout is of any")
     add_sizes(parser)
@@ -73,13 +68,12 @@ def run(options: Namespace, console: Console) -> int:
         f"from       {options.source}: {ranks:,} ranks with at most {binary_text(held)} each",
         f"unit       {unit} of {size:,} ranks",
     )
-    found, rows, pictured = [], [], []
+    found, rows = [], []
     for loss in losses:
         mine = [(choice, written(choice, loss, folder)) for choice in loss.choices]
         rows += [cells(loss, unit, choice, name) for choice, name in mine]
         rows += [] if mine else [(f"{loss.lost} {unit}", f"{loss.left:,}", "nothing fits", "", "", "", "")]
         found.append(told(loss, mine, known))
-        pictured.append((loss, [name for _, name in mine]))
         for call, why in loss.refused[:REFUSED_SHOWN]:
             console.say(f"not        {loss.lost} {unit}: {call}: {why}")
     console.say(*table_lines(HEAD, rows))
@@ -94,12 +88,6 @@ def run(options: Namespace, console: Console) -> int:
         make(folder)
         write_text(folder / "contingency.json", json.dumps(answer, indent=1) + "\n")
         console.say(f"written    {folder}")
-    if options.svg is not None or options.html is not None:
-        from ucpl.pictures.losses import losses_html, losses_picture, losses_svg
-
-        picture = losses_picture(options.source, (ranks, held), unit, wish, pictured)
-        write_text(Path(options.svg or options.html), losses_html(picture) if options.html else losses_svg(picture))
-        console.say(f"written    {options.svg or options.html}")
     console.answer({**answer, "output": options.output})
     return Exit.DONE if all(loss["choices"] for loss in found) else Exit.ANSWER_IS_NO
 

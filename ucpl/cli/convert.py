@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ucpl.cli.console import Console
     from ucpl.conversion.engine import Event, Ready
     from ucpl.conversion.keywords import ToApply
+    from ucpl.files.checkpoint import Checkpoint
     from ucpl.planning.plan import Plan
     from ucpl.runtime.counters import Report
     from ucpl.runtime.execute import TargetSizes
@@ -41,12 +42,15 @@ _START = 0.1  # seconds, at least
 EXAMPLE = """
 ucpl convert runs/on-4 runs/on-8 --to 'zero1(dp=8)'
 ucpl convert runs/on-4 model.pt --to 'plain()'
+ucpl convert examples/checkpoint on-3 --to zero3 -D dp=3   # in a checkout
 """
 
 
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "source", metavar="SRC", help="a save folder (its latest step), one step's folder, or a plain file"
+        "source",
+        metavar="SRC",
+        help="a save folder (its latest step), one step's folder, or a file; MODEL+OPTIMIZER names two as one",
     )
     parser.add_argument("target", metavar="DST", help="a new folder, or a new file ending in .pt for plain()")
     parser.add_argument("--to", required=True, metavar="LAYOUT", help="zero1(dp=8), plain(), FILE.ucpl:NAME(tp=2)")
@@ -69,7 +73,10 @@ def add_run(parser: ArgumentParser) -> None:
     add_data_plane(parser)
     add_quiet(parser)
     parser.add_argument(
-        "-v", "--verbose", action="store_true", help="print the moves of the plan, and the seconds of each phase"
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="print defaults of the layout, moves, and the seconds of each phase",
     )
     parser.add_argument("--resume", action="store_true", help="resume an interrupted run into the same DST")
     parser.add_argument(
@@ -130,7 +137,7 @@ def printer(console: Console, after: Callable[[Path], str] = checking) -> Callab
 
         match event:
             case Ready():
-                console.say(*_ready_lines(event))
+                console.say(*_ready_lines(event, verbose=console.verbose))
             case Rehearsed(ready, sizes):
                 console.say(*_rehearsed_lines(ready, sizes))
                 console.answer(
@@ -145,7 +152,9 @@ def printer(console: Console, after: Callable[[Path], str] = checking) -> Callab
             case Finished(ready, report, target):
                 if console.verbose:
                     console.say(*_moved_lines(ready.plan, report))
-                console.say(*run_lines(report), *_finished_lines(ready.plan, report, target, after(target)))
+                console.say(
+                    *run_lines(report), *_finished_lines(ready.plan, ready.source, report, target, after(target))
+                )
                 console.answer({**_answer(ready), "written": True, "report": run_object(report)})
 
     return said
@@ -159,12 +168,12 @@ def _answer(ready: Ready) -> dict[str, object]:
     }
 
 
-def _ready_lines(ready: Ready) -> list[str]:
+def _ready_lines(ready: Ready, *, verbose: bool) -> list[str]:
     """The plan, remarks, advice to load the target, and the companion files."""
     from ucpl.registry import format_named
 
     plan, source = ready.plan, ready.source
-    out = plan_lines(plan)
+    out = plan_lines(plan, verbose=verbose)
     if ready.prepared is not None and ready.companions is not None:
         out += [f"not stored    {text}" for text in source.missing_tensors]
         out += [f"remark        {text}" for text in ready.prepared.odd]
@@ -213,10 +222,10 @@ def _moved_lines(plan: Plan, report: Report) -> list[str]:
     return [*out, "seconds       " + ", ".join(f"{name} {seconds:.3g}" for name, seconds in report.seconds.items())]
 
 
-def _finished_lines(plan: Plan, report: Report, target: Path, after: str) -> list[str]:
+def _finished_lines(plan: Plan, source: Checkpoint, report: Report, target: Path, after: str) -> list[str]:
     from ucpl.registry import format_named
 
-    job = format_named(plan.target.framework).job(plan.target.settings)
+    job = format_named(plan.target.framework).job(source, plan.target.settings)
     out = [f"done          {target}{_duration(report)}", f"next          {after}"]
     return out + ([f"then          start {job}"] if job else [])
 

@@ -31,7 +31,7 @@ def run(options: Namespace, console: Console) -> int:
             Label("<command line>", where=options.code[:SHOWN]),
             remedy=f"the nearest is {close}: {codes[close].title}",
         )
-    console.say(f"{entry.code}: {entry.title} (exit status {entry.exit_status})", "", *entry.meaning.split("\n"), "")
+    console.say(f"{entry.code}: {entry.title} (exit status {entry.status_text})", "", *entry.meaning.split("\n"), "")
     console.say("example:", *(f"    {line}" for line in entry.example.splitlines()))
     console.say("", *f"remedy: {entry.remedy}".split("\n"))
     console.answer(

@@ -24,6 +24,7 @@ ucpl inspect runs/step-1000 --html step-1000.html
 
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("checkpoint", metavar="CKPT", help="a save folder, one step's folder, or a plain file")
+    parser.add_argument("--from", dest="layout", metavar="LAYOUT", help="its layout (default: inferred)")
     parser.add_argument("--tensors", action="store_true", help="list every tensor of the model")
     parser.add_argument(
         "--html", metavar="FILE", help="write all of it as a page for browsers, which replaces a file that is there"
@@ -34,9 +35,11 @@ def arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace, console: Console) -> int:
     from ucpl.conversion.facts import facts
     from ucpl.conversion.opening import open_checkpoint
+    from ucpl.conversion.requests import called
     from ucpl.conversion.weights import open_for_inspection
 
-    checkpoint = open_for_inspection(lambda given: open_checkpoint(options.checkpoint, given=given))
+    described = called(options.layout) if options.layout is not None else None
+    checkpoint = open_for_inspection(lambda given: open_checkpoint(options.checkpoint, described, given))
     found = facts(checkpoint)
     if options.html is not None:
         from ucpl.pictures.html_checkpoint import checkpoint_html

@@ -54,7 +54,7 @@ def member(console: Console, wait: int) -> Iterator[ProcessGroup | None]:
 
 
 @contextmanager
-def seen_by_all(team: ProcessGroup | None, source: str, keys: str | None = None) -> Iterator[Path]:
+def seen_by_all(team: ProcessGroup | None, source: str, keys: str | None) -> Iterator[Path]:
     """A source that each rank can read, wherever its files are.
 
     Raises: UcplError E400, E621, E625, E628, E687.

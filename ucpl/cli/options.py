@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ucpl.errors import Label, fail
 
 if TYPE_CHECKING:
-    from ucpl.conversion.keywords import DataPlane, How
+    from ucpl.conversion.keywords import How, MoveBounds
     from ucpl.conversion.requests import Given
     from ucpl.layout.scope import Value
 
@@ -20,6 +20,7 @@ __all__ = [
     "add_data_plane",
     "add_json",
     "add_model",
+    "add_order",
     "add_quiet",
     "add_sizes",
     "data_plane",
@@ -105,8 +106,17 @@ def add_changes(parser: ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="a tensor or a state where the source has nothing of it; may repeat",
     )
+    add_order(parser)
     parser.add_argument(
         "--weights-alone", action="store_true", help="convert the weights, and read nothing of the optimizer"
+    )
+
+
+def add_order(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--order",
+        metavar="FILE",
+        help="the names of the optimizer's parameters in its order, one a line or JSON, if the source has numbers (E446)",
     )
 
 
@@ -125,7 +135,7 @@ def add_data_plane(parser: ArgumentParser) -> None:
     )
 
 
-def data_plane(options: Namespace) -> DataPlane:
+def data_plane(options: Namespace) -> MoveBounds:
     """`memory` and `workers`, as numbers. Raises: UcplError E173, E508."""
     from ucpl.cli.limits import memory_limit, processors
 
@@ -212,6 +222,7 @@ def given_of(options: Namespace) -> Given:
         fill=tuple(getattr(options, "fill", ())),
         freeze=tuple(getattr(options, "freeze", ())),
         train=tuple(getattr(options, "train", ())),
+        order=getattr(options, "order", None) or "",
         weights_alone=getattr(options, "weights_alone", False),
     )
 

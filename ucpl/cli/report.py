@@ -17,11 +17,13 @@ __all__ = ["container_lines", "container_object", "plan_lines", "plan_object", "
 _SHOWN = 12
 
 
-def plan_lines(plan: Plan) -> list[str]:
+def plan_lines(plan: Plan, *, verbose: bool = False) -> list[str]:
+    """verbose: with each value that is a layout's default."""
     from ucpl.planning.text import dropped_of, left_lines, rebuilt_of, replayed_of  # most verbs print no plan
 
     out = [f"from          {plan.source_call}", f"to            {plan.target_call}"]
-    out += [f"  {o.name} = {o.value}: {o.origin}" for o in plan.origins]
+    shown = [o for o in plan.origins if verbose or not o.origin.startswith("default of ")]
+    out += [f"  {o.name} = {o.value}: {o.origin}" for o in shown]
     out += [f"changed       {text}" for text in plan.changed]
     out += [f"derived       {text}" for text in plan.derived]
     out += [f"filled        {text}" for text in plan.filled]

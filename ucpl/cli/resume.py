@@ -26,6 +26,8 @@ srun --ntasks 6 ucpl resume out -- python train.py --resume {}
 _RANKS_MAX = 1 << 24
 _PATH = "UCPL_RESUME"
 _NOT_FOUND = "E224"
+_LAUNCHERS = ("torchrun",)  # it starts the ranks of its node
+_MODULES = ("torch.distributed.run", "torch.distributed.launch")  # behind python -m
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -46,6 +48,8 @@ def run(options: Namespace, console: Console) -> int:
     from ucpl.conversion.resuming import resume
 
     ranks = whole_number("--ranks", options.ranks, _RANKS_MAX) if options.ranks is not None else None
+    if ranks is None and "(" not in options.to:
+        _refuse_launchers(options.command)
     bounds = data_plane(options)
     try:
         found = resume(
@@ -75,6 +79,15 @@ def run(options: Namespace, console: Console) -> int:
         }
     )
     return Exit.DONE
+
+
+def _refuse_launchers(command: list[str]) -> None:
+    """Raises: UcplError E223 if the command starts ranks of its own."""
+    found = next((word for word in command[:3] if Path(word).name in _LAUNCHERS or word in _MODULES), "")
+    if found:
+        said = f"{Path(found).name} starts the ranks, and their number is unknown before: SLURM_NTASKS counts launchers"
+        remedy = "write --ranks N: the nodes times the processes of a node"
+        fail("E223", said, Label("<command line>", where=found), remedy=remedy)
 
 
 def _execute(command: list[str], path: str, console: Console) -> NoReturn:

@@ -23,14 +23,17 @@ from ucpl.cli.signals import end_like_ctrl_c
 from ucpl.cli.verbs import VERBS, load_verb, nearest
 from ucpl.cli.wrapping import Formatter
 from ucpl.errors import Diagnostic, Exit, Label, UcplError, fail
+from ucpl.storage.joined import is_joined
 from ucpl.storage.lifetimes import scoped
 from ucpl.storage.resolve_url import resolve_source
 from ucpl.storage.urls import is_url
+from ucpl.texts import is_text
 
 __all__ = ["parser_of", "run"]
 
 GARBAGE = 300_000  # new objects that may be garbage before it is looked for: more than a start makes
-_ASKED = ("E114",)  # an argument is missing, wherever the finding points
+_ASKED = ("E114", "E124")  # an argument is missing, wherever the finding points
+_OF_CHECKPOINTS = "E300"  # the first code of a layout that does not fit a checkpoint
 _OPTIONS = ("version", "help")  # which are no verbs
 _OTHERS = {  # names of other tools
     "zero_to_fp32": "export SRC DST", "zero_to_fp32.py": "export SRC DST", "merge-weights": "convert SRC DST --to safetensors",
@@ -48,6 +51,7 @@ _SYNONYMS = {  # of options, in other tools
     "--src": "SRC DST without names", "--source": "SRC DST without names", "--input": "SRC DST without names",
     "--input-folder": "SRC DST without names", "--target": "--to LAYOUT", "--strategy": "--to LAYOUT",
     "--stage": "--to zero3", "--zero-stage": "--to zero3", "--degrees": "-D tp=2",
+    "--dtype": "-D dtype=bf16 with --to safetensors, or -D bf16=1", "--bf16": "-D bf16=1", "--fp16": "-D fp16=1",
 }  # fmt: skip
 _FIRST = "ucpl convert SRC DST --to zero3 -D dp=8"
 _CHOICE = re.compile(r"argument (.+?): invalid choice: '(.*)' \(choose from (.*)\)")
@@ -312,16 +316,8 @@ def demand_texts(arguments: Sequence[str]) -> None:
                 Label("<command line>", where=text),
                 remedy="leave it out: no file can have such a name",
             )
-        if not _is_text(text) and not os.path.lexists(text):
+        if not is_text(text) and not os.path.lexists(text):
             fail("E185", "an argument is no UTF-8", Label("<command line>", where=text))
-
-
-def _is_text(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _top() -> Parser:
@@ -350,15 +346,23 @@ def _common(parser: argparse.ArgumentParser) -> None:
 def status_of(error: UcplError) -> int:
     """The exit status of an error.
 
-    A finding of the catalogue is wrong usage if the command line itself causes it.
+    A finding of the catalogue is wrong usage if the command line itself causes it: shipped texts are right, so a call's
+    number is wrong there.
     """
     status = error.exit_status
     first = error.diagnostics[0]
     if status != Exit.ANSWER_IS_NO:
         return status
-    if first.code in _ASKED or (first.labels and first.labels[0].file in _OF_THE_CALLER):
+    file = first.labels[0].file if first.labels else ""
+    if first.code in _ASKED or file in _OF_THE_CALLER or (first.code < _OF_CHECKPOINTS and _is_shipped(file)):
         return Exit.WRONG_USAGE
     return status
+
+
+def _is_shipped(file: str) -> bool:
+    from ucpl.resources import spec_files
+
+    return file.startswith("specs/") and file.removeprefix("specs/") in dict(spec_files())
 
 
 def _with_urls(name: str, options: argparse.Namespace, console: Console) -> None:
@@ -367,6 +371,14 @@ def _with_urls(name: str, options: argparse.Namespace, console: Console) -> None
     Raises: UcplError E680 if a file must be local.
     """
     for place, given in vars(options).items():
+        if (
+            place in _CHECKPOINTS
+            and (name, place) not in _NO_CHECKPOINT
+            and isinstance(given, str)
+            and is_joined(given)
+        ):
+            setattr(options, place, str(resolve_source(given, lambda text: console.note(f"warning: {text}"))))
+            continue
         for one in given if isinstance(given, list) else [given]:
             if isinstance(one, str | Path) and (name, place) not in _MADE + _NO_CHECKPOINT and is_url(one):
                 if place not in _CHECKPOINTS or one is not given:

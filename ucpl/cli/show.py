@@ -2,7 +2,8 @@
 
 Resolved, located, joined with another (build), or ordered into a plan. LAYOUT is a call, a checkpoint (its inferred
 layout), or a .plan file. `build` and `order` join it with --to, or with itself. --svg and --html draw the ranks that
-have each part of a tensor; for a plan, the moves.
+have each part of a tensor; for a plan, the moves. --serve opens a page in which a .ucpl file is edited, and findings and
+picture follow; the file is not changed.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ ucpl show grow.plan
 ucpl show grow.plan --passes
 ucpl show runs/on-4 --svg on-4.svg
 ucpl show grow.plan --html grow.html
+ucpl show model.ucpl --serve 0
 ucpl show 'job.ucpl:job(dp=4)' --domains 4 --svg vault.svg
 """
 STAGES = ("resolve", "locate", "build", "order")
@@ -48,7 +50,10 @@ def arguments(parser: ArgumentParser) -> None:
     )
     drawing = parser.add_mutually_exclusive_group()
     drawing.add_argument("--svg", metavar="FILE", help="draw it into this file, which replaces one that is there")
-    drawing.add_argument("--html", metavar="FILE", help="the same as a page for browsers, with more details")
+    drawing.add_argument("--html", metavar="FILE", help="the same in a page for browsers, with a table")
+    drawing.add_argument(
+        "--serve", metavar="PORT", type=int, help="edit FILE.ucpl in a page of this machine; 0: any free port"
+    )
     parser.add_argument(
         "--domains", metavar="N", help="draw a vault of it: over so many domains, or the ranks of each: 0,1/2,3"
     )
@@ -63,6 +68,8 @@ def run(options: Namespace, console: Console) -> int:
     from ucpl.conversion.planning import dtype_of
     from ucpl.conversion.showing import located, resolved, shown
 
+    if options.serve is not None:
+        return served(options, console)
     if options.domains is not None or options.protect is not None:
         return drawn_vault(options, console)
     if options.layout.endswith(".plan") and os.path.isfile(options.layout):
@@ -115,6 +122,38 @@ def run(options: Namespace, console: Console) -> int:
     return Exit.DONE
 
 
+def served(options: Namespace, console: Console) -> int:
+    """Serve a spec until Ctrl-C. Raises: UcplError E170, E171."""
+    from ucpl.lsp.playground import Sheet, serving
+    from ucpl.texts import read_text
+
+    file, _, call = options.layout.partition(".ucpl:")
+    path = Path(f"{file}.ucpl" if call else options.layout)
+    where = Label("<command line>", where="--serve")
+    others = [options.rank is not None, options.each, options.to, options.domains, options.protect, options.model]
+    others += [options.sizes, options.passes, options.after != "locate", options.json]
+    if path.suffix != ".ucpl" or any(others):
+        remedy = "write ucpl show FILE.ucpl --serve 0, or 'FILE.ucpl:LAYOUT(...)'; of the other options, only --config"
+        fail("E171", "--serve edits a .ucpl file", where, remedy=remedy)
+    sheet = Sheet(os.path.abspath(path), read_text(path), call)
+    sheet.service.configure(os.path.abspath(options.config) if options.config else "")
+    try:
+        with serving(sheet, options.serve) as (address, server):
+            console.say(f"open       {address}", "end        Ctrl-C; the file is not changed")
+            server.serve_forever()
+    except (OSError, OverflowError) as error:
+        remedy = "name a port from 1024 to 65535 that is free, or 0 for any"
+        fail(
+            "E171",
+            f"port {options.serve} cannot be used: {getattr(error, 'strerror', '') or error}",
+            where,
+            remedy=remedy,
+        )
+    except KeyboardInterrupt:  # the way to end it
+        console.say()
+    return Exit.DONE
+
+
 def picture_at(options: Namespace) -> str:
     """The option of a picture, `--svg` or `--html`; empty without one."""
     return "--svg" if options.svg is not None else "--html" if options.html is not None else ""
@@ -140,8 +179,7 @@ def listed_passes(plan: Plan, console: Console) -> int:
 def drawn_plan(plan: Plan, options: Namespace, console: Console) -> int:
     """The picture of a plan. Raises: UcplError E171, E179."""
     from ucpl.pictures.flows import plan_picture
-    from ucpl.pictures.html_plan import plan_html
-    from ucpl.pictures.svg_plan import plan_svg
+    from ucpl.pictures.svg_plan import plan_html, plan_svg
 
     asked = picture_at(options)
     if options.rank is not None or options.each or options.to is not None:
@@ -180,9 +218,8 @@ def drawn_vault(options: Namespace, console: Console) -> int:
 def drawn(options: Namespace, console: Console) -> int:
     """The picture of a located layout. Raises: UcplError E171, E179."""
     from ucpl.conversion.showing import shown
-    from ucpl.pictures.html_layout import layout_html
     from ucpl.pictures.layouts import layout_picture
-    from ucpl.pictures.svg import layout_svg
+    from ucpl.pictures.svg import layout_html, layout_svg
 
     asked = picture_at(options)
     if options.after != "locate" or options.to is not None or options.each:

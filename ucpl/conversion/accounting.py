@@ -17,6 +17,7 @@ from ucpl.errors import Label, fail, plural
 from ucpl.extents.account import Account, AccountEntry, Fate, NotRead, entries_of
 from ucpl.files.carrying import unlike_callers
 from ucpl.files.groups import has_groups_alone
+from ucpl.files.scalars import is_counted
 from ucpl.files.skipping import ALL, SKIP
 from ucpl.formats.folders import sorted_into
 from ucpl.formats.info_keys import INFO, is_in, unknown_info
@@ -26,6 +27,7 @@ from ucpl.formats.leaving import (
     EXTRA,
     LAYERS,
     OPTIMIZER_VALUES,
+    OPTIMIZERS,
     SCALE,
     SCALED,
     TEXTS,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from ucpl.files.checkpoint import Checkpoint
     from ucpl.graph import Graph
     from ucpl.planning.plan import Plan, Recipe
+    from ucpl.registry import Format
 
 __all__ = ["account_of", "demand_account", "demand_an_optimizer", "tensors_of", "with_account"]
 
@@ -167,7 +170,7 @@ def _numbers(plan: Recipe, source: Checkpoint) -> Iterator[Item]:
 def _values(plan: Recipe, source: Checkpoint) -> Iterator[Item]:
     """Values that resume a run, and values that describe its files."""
     left = left_values(source, plan.target)
-    gone = frozenset(plan.gone.get("names", ()))
+    gone, untrained = frozenset(plan.gone.get("names", ())), plan.gone.get("numbers", ())
     target = format_named(plan.target.framework)
     keeps_layers = keeps_all(plan.target.framework) or target.has_layer_files(plan.target_shelves.files)
     has_scaler = target.has_scaler(plan.target.settings)
@@ -182,6 +185,8 @@ def _values(plan: Recipe, source: Checkpoint) -> Iterator[Item]:
             yield "moved" if is_kept else "dropped", "value", name, "" if is_kept else _CUTS
         elif key in gone:
             yield "dropped", "value", name, "dropped by name"
+        elif blob == OPTIMIZER_VALUES and key in untrained:
+            yield "dropped", "value", name, "its parameter is frozen by name"
         elif blob in left:
             yield "dropped", "value", name, left[blob]
         elif blob == SCALE and has_scaler and key in SCALED:
@@ -329,9 +334,7 @@ def _files(plan: Recipe, source: Checkpoint, not_read: tuple[NotRead, ...]) -> I
 # ---- an optimizer that nobody reads ---------------------------------------------------------------------------------
 
 
-def demand_an_optimizer(
-    source: Checkpoint, framework: str, dropped: Collection[str] = (), remedy: str = _PLANNED
-) -> None:
+def demand_an_optimizer(source: Checkpoint, framework: str, dropped: Collection[str], remedy: str = _PLANNED) -> None:
     """Check that a run loses its optimizer only on request.
 
     framework: the target's. A target of tensors alone is an export of weights; its account names all omissions.
@@ -342,6 +345,7 @@ def demand_an_optimizer(
     if format_named(framework).has_model_files:
         return
     _check_other_states(source, framework)
+    _check_one_optimizer(source, framework)
     if source.missing_files:
         first, *others = source.missing_files
         more = f" (and {len(others)} more, to {others[-1]})" if others else ""
@@ -364,6 +368,34 @@ def demand_an_optimizer(
         )
 
 
+def _check_one_optimizer(source: Checkpoint, framework: str) -> None:
+    """Check that a target of an engine gets optimizers of one kind.
+
+    Raises: UcplError E448.
+    """
+    words = source.state.blobs.get(OPTIMIZERS)
+    target, groups = format_named(framework), source.state.groups
+    if not isinstance(words, list) or not target.has_engine or len(words) != len(groups):
+        return
+    states = {t.name: t.states for t in source.state.tensors}
+    kinds: dict[frozenset[str], str] = {}
+    for word, group in zip(words, groups, strict=True):
+        if group.members:
+            kinds.setdefault(frozenset(state for name in group.members for state in states.get(name, ())), str(word))
+    if len(kinds) > 1:
+        shown = " and ".join(f"`{word}` ({', '.join(sorted(kept)) or 'no states'})" for kept, word in kinds.items())
+        fail(
+            "E448",
+            f"the run has optimizers of {len(kinds)} kinds, {shown}: {target.title} {_have(target)} one optimizer",
+            Label(str(source.top), where="param_groups"),
+            remedy="plain(), dcp() and torch_file() keep all; --weights-alone converts the weights",
+        )
+
+
+def _have(target: Format) -> str:
+    return "has" if target.title.startswith("a ") else "have"
+
+
 def _check_other_states(source: Checkpoint, framework: str) -> None:
     """Raises: UcplError E448 for states that a target cannot hold."""
     held = source.state.blobs.get(OPTIMIZER_VALUES)
@@ -372,10 +404,11 @@ def _check_other_states(source: Checkpoint, framework: str) -> None:
         return
     states = dict.fromkeys(state for mine in held.values() for state in mine)
     name, mine = next(iter(held.items()))
+    odd = next((state for state, value in mine.items() if not is_counted(value)), next(iter(mine)))
     fail(
         "E448",
-        f"the optimizer keeps `{next(iter(mine))}` of `{name}`, which is neither one value per element nor a number:"
-        f" {target.title} {'has' if target.title.startswith('a ') else 'have'} no place for it",
+        f"the optimizer keeps `{odd}` of `{name}`, which is neither one value per element nor a number:"
+        f" {target.title} {_have(target)} no place for it",
         Label(str(source.top), f"of {plural(len(held), 'parameter')}: {', '.join(states)}", where=name),
         remedy=f"{' '.join(f'--drop {state}' for state in states)} leaves these states out; --weights-alone converts the"
         " weights; plain(), dcp() and torch_file() keep all states",

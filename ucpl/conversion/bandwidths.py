@@ -98,18 +98,18 @@ def text_of(found: Bandwidths) -> str:
 # ---- estimates ---------------------------------------------------------------------------------------------------------
 
 
-def estimate(cost: Cost, known: Bandwidths, *, read_back: bool = True) -> Estimate:
+def estimate(cost: Cost, known: Bandwidths) -> Estimate:
     """Estimate seconds and memory of one process with the complete plan.
 
     Threads read, digest and write a tile in turn, so their seconds add up. The disk works at the same time.
     The estimate is the start plus the longer of the two.
     """
-    read, written, back = cost.bytes_read, cost.bytes_written, cost.bytes_written * read_back
-    calls = (cost.runs + (read + written + back) / TILE) * known.call
+    read, written = cost.bytes_read, cost.bytes_written
+    calls = (cost.runs + (read + 2 * written) / TILE) * known.call
     threads = read / known.reread + written * (1 / known.write + 1 / known.digest) + calls
-    threads += back * (1 / known.reread + 1 / known.digest)
+    threads += written * (1 / known.reread + 1 / known.digest)
     # The read-back runs at the speed of the disk, even if the source was in memory.
-    disk = written / known.sync + back / known.read
+    disk = written / known.sync + written / known.read
     first = known.start + (cost.files_written or 0) * known.file / known.workers
     memory = known.memory + BUFFERS * TILE * known.workers
     cold = max(threads - read / known.reread + read / known.read, disk + read / known.read)

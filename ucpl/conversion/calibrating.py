@@ -114,10 +114,10 @@ def _disk(paths: list[Path], size: int, workers: int) -> tuple[float, float, flo
             for position in range(0, size, TILE):
                 os.preadv(handle, [buffer], position)
 
-    with ThreadPoolExecutor(workers) as crew:
+    with ThreadPoolExecutor(workers) as pool:
         took = []
         for work in (write, sync, forget, read, read):
-            took.append(_timed(lambda work=work: list(crew.map(work, paths))))  # type: ignore[misc]
+            took.append(_timed(lambda work=work: list(pool.map(work, paths))))  # type: ignore[misc]
     written, synced, _, cold, warm = took
     return written, written + synced, cold, warm
 
@@ -156,8 +156,8 @@ def _digested(workers: int) -> float:
             xxhash.xxh3_128_digest(tile)
             crc32(tile)
 
-    with ThreadPoolExecutor(workers) as crew:
-        return workers * 64 * TILE / _usual(lambda: list(crew.map(one, range(workers))))
+    with ThreadPoolExecutor(workers) as pool:
+        return workers * 64 * TILE / _usual(lambda: list(pool.map(one, range(workers))))
 
 
 def _run(target: Path) -> tuple[float, int]:

@@ -323,7 +323,9 @@ def changed_model(model: nodes.Model, changes: Changes) -> nodes.Model:
                 kept = changes.dealt.members.get(name, tuple(m for m in members if m not in gone))
                 items += [evolve(item, members=tuple(dict.fromkeys(map(whole_name, kept))))] if kept else []
             case nodes.State(names=names):
-                kept_ = evolve(item, typed=_typed(item, gone | frozen_))
+                kept_ = evolve(item, typed=_typed(item, gone | frozen_), without=_without(item, gone | frozen_))
+                if item.without and not kept_.without:
+                    continue
                 items += _state(kept_, tuple(n for n in names if n not in gone), changes.dealt)
             case _:
                 items.append(item)
@@ -337,6 +339,12 @@ def _typed(item: nodes.State, gone: set[str]) -> tuple[nodes.TypedOf, ...]:
     """The types of a state, without those of dropped or frozen tensors."""
     kept = (evolve(t, of=tuple(name for name in t.of if name not in gone)) for t in item.typed)
     return tuple(t for t in kept if t.of)
+
+
+def _without(item: nodes.State, gone: set[str]) -> tuple[nodes.Without, ...]:
+    """Dims that a state lacks, of the tensors that keep it."""
+    kept = (evolve(w, of=w.of and tuple(name for name in w.of if name not in gone)) for w in item.without)
+    return tuple(w for w in kept if w.of != ())
 
 
 def _state(item: nodes.State, names: tuple[str, ...], dealt_: Dealt) -> list[nodes.ModelItem]:

@@ -24,7 +24,7 @@ from ucpl.storage.reading import fetch_all
 
 if TYPE_CHECKING:
     from ucpl.conversion.companion_writing import RewrittenFiles
-    from ucpl.conversion.keywords import DataPlane
+    from ucpl.conversion.keywords import MoveBounds
     from ucpl.conversion.planning import Prepared
     from ucpl.extents import Extent, Key
     from ucpl.extents.containers import Container
@@ -69,18 +69,18 @@ class HeldWeights:
             more = f" (and {len(self.found.differs) - 1} tensors more)" if len(self.found.differs) > 1 else ""
             return f"{self.name} differs from the shards: {self.found.differs[0]}{more}"
         if not self.found.tensors:
-            why = self.found.unheld[0] if self.found.unheld else "it is empty"
+            why = self.found.uncompared[0] if self.found.uncompared else "it is empty"
             return f"{self.name} is not compared with the shards: {why}"
         if why := doubt(self.found.seen, "elements"):
             return f"{self.name} is not witnessed by the shards: {why} in both"
         out = f"{self.name} equals the shards: {self.found.tensors} tensors, {self.found.elements:,} elements, bit for bit"
-        if self.found.unheld:
-            out += f"; {len(self.found.unheld)} tensors are not compared: {self.found.unheld[0]}"
+        if self.found.uncompared:
+            out += f"; {len(self.found.uncompared)} tensors are not compared: {self.found.uncompared[0]}"
         return out
 
 
 def held_weights(
-    checkpoint: Checkpoint, placement: Placement, bounds: DataPlane, *, only: str = ""
+    checkpoint: Checkpoint, placement: Placement, bounds: MoveBounds, *, only: str = ""
 ) -> tuple[HeldWeights, ...]:
     """Compare each companion file of weights (or one) with the shards.
 
@@ -117,7 +117,7 @@ def _weights_of(container: Container) -> dict[str, tuple[str, ...]]:
     return {name: tuple(files) for name, files in out.items()}
 
 
-def _agreement(checkpoint: Checkpoint, placement: Placement, name: str, bounds: DataPlane) -> Agreement:
+def _agreement(checkpoint: Checkpoint, placement: Placement, name: str, bounds: MoveBounds) -> Agreement:
     from ucpl.conversion.companion_writing import own_names
     from ucpl.conversion.keywords import options_from
     from ucpl.conversion.opening import infer
@@ -168,7 +168,7 @@ class DecidedCompanions:
     said: tuple[str, ...] = ()
 
 
-def decide_companions(made: Prepared, bounds: DataPlane, *, look: bool = True) -> DecidedCompanions:
+def decide_companions(made: Prepared, bounds: MoveBounds, *, look: bool) -> DecidedCompanions:
     """Decide on companion weights: copy, make anew, or leave out by name.
 
     They are copied if they equal the target's shards.
@@ -204,7 +204,7 @@ class _Decided:
     rewritten: list[RewrittenFiles] = field(factory=list)
     said: list[str] = field(factory=list)
 
-    def decide(self, made: Prepared, name: str, files: tuple[str, ...], bounds: DataPlane | None) -> None:
+    def decide(self, made: Prepared, name: str, files: tuple[str, ...], bounds: MoveBounds | None) -> None:
         """Decide on one file by its headers, then by its elements.
 
         bounds: None: elements are not compared.
@@ -268,7 +268,7 @@ def companion_notes(checkpoint: Checkpoint) -> tuple[str, ...]:
         return ()
     return (
         f"in a folder of {container.kind.title}: {plural(len(container.files), 'file')} next to the shards",
-        *container.remarks,
+        *(text for text in container.remarks if text not in checkpoint.notes),
     )
 
 

@@ -7,7 +7,7 @@ schedules.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, TypeVar
 
@@ -23,18 +23,21 @@ if TYPE_CHECKING:
     from ucpl.files.checkpoint import Checkpoint
 
 __all__ = [
-    "BY_GROUP",
     "demand_layers",
+    "noted",
+    "reject_schedules_of_one",
     "without_dropped",
     "without_frozen",
     "with_trained_members",
     "changed_source",
     "with_changed_groups",
     "schedule_notes",
+    "with_places",
 ]
 
 Gone = Mapping[str, Sequence[str]]  # see changes.Changes.gone
 V = TypeVar("V")
+Chosen = Callable[[Sequence[object], str], list[object]]
 
 # Lists of torch.optim.lr_scheduler and of DeepSpeed's schedules with one place for each parameter group.
 BY_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs", "max_lrs", "base_momentums", "max_momentums")
@@ -95,8 +98,15 @@ def with_changed_groups(checkpoint: Checkpoint, gone: Gone) -> Checkpoint:
         groups += tuple(evolve(g, name=new, members=(), listed=()) for g in known.groups if g.name == old)
     if groups == known.groups:
         return checkpoint
-    blobs = {**known.blobs, "lr_scheduler": _by_group(checkpoint, gone)[0]}
-    return evolve(checkpoint, state=evolve(known, blobs=blobs, groups=groups))
+    kept = _kept(checkpoint, gone)
+
+    def chosen(values: Sequence[object], where: str) -> list[object]:
+        return [values[i] for i in kept]
+
+    count = len(known.groups)
+    blobs = {key: with_places(held, count, chosen, key) for key, held in known.blobs.items()}
+    carried = {key: with_places(held, count, chosen, str(key)) for key, held in known.carried.items()}
+    return evolve(checkpoint, state=evolve(known, blobs=blobs, carried=carried, groups=groups))
 
 
 def with_trained_members(checkpoint: Checkpoint, gone: Gone) -> Checkpoint:
@@ -114,7 +124,7 @@ def _rest(values: Mapping[str, V], gone: Sequence[str] | frozenset[str]) -> dict
 
 
 def _untrained(checkpoint: Checkpoint, names: frozenset[str]) -> Checkpoint:
-    """Without the optimizer's numbers of some parameters.
+    """Without the optimizer's numbers and other states of some parameters.
 
     Stages of a pipeline count trained elements only.
     """
@@ -124,7 +134,10 @@ def _untrained(checkpoint: Checkpoint, names: frozenset[str]) -> Checkpoint:
     scalars = {state: _rest(mine, names) for state, mine in known.scalars.items()}
     extents = {state: _rest(mine, names) for state, mine in checkpoint.scalar_extents.items()}
     trained = frozenset(t.name for t in checkpoint.state.tensors if t.kind == "parameter")
-    made = evolve(checkpoint, state=evolve(known, scalars=scalars), scalar_extents=extents)
+    blobs = dict(known.blobs)
+    if isinstance(others := blobs.get("optimizer_values"), dict):
+        blobs["optimizer_values"] = _rest(others, names)
+    made = evolve(checkpoint, state=evolve(known, scalars=scalars, blobs=blobs), scalar_extents=extents)
     return _weighed(made, names & trained, -1)
 
 
@@ -163,26 +176,81 @@ def schedule_notes(checkpoint: Checkpoint | None, gone: Gone) -> tuple[str, ...]
     """Notes on a schedule that loses or gains places of groups."""
     if checkpoint is None or not gone:
         return ()
-    keys = ", ".join(_by_group(checkpoint, gone)[1])
+    found: list[str] = []
+    with_places(
+        checkpoint.state.blobs.get("lr_scheduler"),
+        len(checkpoint.state.groups),
+        noted(found),
+        "lr_scheduler",
+    )
+    keys = ", ".join(where.removeprefix("lr_scheduler/") for where in found)
     lost = (f"left out: the places of these groups in lr_scheduler ({keys})",) if keys and gone["groups"] else ()
     like = ", ".join(f"{new} as {old}" for new, old in zip(gone["new"], gone["like"], strict=True))
     return (*lost, *([f"new groups have places in lr_scheduler ({keys}): {like}"] if keys and like else []))
 
 
-def _by_group(checkpoint: Checkpoint, gone: Gone) -> tuple[object, list[str]]:
-    """A schedule with places for the target's groups.
+def with_places(held: object, count: int | None, chosen: Chosen, where: str) -> object:
+    """A value whose schedules have other lists by group, at any depth.
 
-    Places of dropped groups are removed; new groups get places. Also returns the names of the schedule's lists.
+    count: the groups that such a list has now; None: any. chosen: the new list for a list and its place.
     """
-    held = checkpoint.state.blobs.get("lr_scheduler")
+    if isinstance(held, list | tuple):
+        made = [with_places(one, count, chosen, f"{where}/{n}") for n, one in enumerate(held)]
+        is_same = all(one is was for one, was in zip(made, held, strict=True))
+        return held if is_same or type(held) not in (list, tuple) else type(held)(made)
     if not isinstance(held, dict):
-        return held, []
+        return held
+    is_schedule = "base_lrs" in held or "_last_lr" in held or where == "lr_scheduler"
+    out: dict[object, object] = {}
+    for key, value in held.items():
+        if is_schedule and key in BY_GROUP and isinstance(value, list) and count in (None, len(value)):
+            out[key] = chosen(value, f"{where}/{key}")
+        else:
+            out[key] = with_places(value, count, chosen, f"{where}/{key}")
+    return held if all(out[key] is value for key, value in held.items()) else type(held)(out)
+
+
+def noted(found: list[str]) -> Chosen:
+    """For `with_places`: note the lists, and leave them as they are."""
+
+    def chosen(values: Sequence[object], where: str) -> list[object]:
+        found.append(where)
+        return [*values]
+
+    return chosen
+
+
+def reject_schedules_of_one(checkpoint: Checkpoint) -> None:
+    """Check that no schedule is of one of several optimizers.
+
+    Its lists have places for some of the source's groups. Raises: UcplError E482.
+    """
+    from ucpl.formats.leaving import OPTIMIZERS
+
+    state, odd = checkpoint.state, list[str]()
+    if OPTIMIZERS not in state.blobs:
+        return
+
+    def chosen(values: Sequence[object], where: str) -> list[object]:
+        if len(values) != len(state.groups):
+            odd.append(where)
+        return [*values]
+
+    for key, held in (*state.blobs.items(), *state.carried.items()):
+        with_places(held, None, chosen, str(key))
+        if odd:
+            fail(
+                "E482",
+                f"{odd[0]} has values for the groups of one of several optimizers, and the target has other groups",
+                Label(str(checkpoint.top), where=odd[0]),
+                remedy=f"--drop '{key}' leaves it out: make a schedule for the target's groups in the job",
+            )
+
+
+def _kept(checkpoint: Checkpoint, gone: Gone) -> list[int]:
+    """The source's number of each kept or new group."""
     names = [group.name for group in checkpoint.state.groups]
-    kept = [i for i, name in enumerate(names) if name not in gone["groups"]]
-    kept += [names.index(like) for like in gone["like"]]
-    count = len(checkpoint.state.groups)
-    lists = {k: v for k, v in held.items() if k in BY_GROUP and isinstance(v, list) and len(v) == count}
-    return {**held, **{k: [v[i] for i in kept] for k, v in lists.items()}}, [*lists]
+    return [i for i, name in enumerate(names) if name not in gone["groups"]] + [names.index(g) for g in gone["like"]]
 
 
 # ---- pipelines and experts ---------------------------------------------------------------------------------------------

@@ -142,7 +142,7 @@ class Engine:
 
     def convert(self, asked: Asked, given: Given) -> Finished:
         """Open the source, plan, prove, check, run, verify. Raises: UcplError."""
-        refuse_existing(self.target, self.how)
+        refuse_existing(self.target, self.how, asked.checkpoint or asked.source)
         with with_parents(self.target):
             ready = self._ready(asked, given, look=True)
             assert ready.companions is not None
@@ -151,7 +151,7 @@ class Engine:
 
     def rehearse(self, asked: Asked, given: Given) -> Rehearsed:
         """All steps of `convert` before it writes. Raises: UcplError as `convert`."""
-        refuse_existing(self.target, self.how)
+        refuse_existing(self.target, self.how, asked.checkpoint or asked.source)
         ready = self._ready(asked, given, look=False)
         sizes = rehearsed(ready.plan, _after_passes(ready, ready.source).final, self.target, self.how)
         return self._said(Rehearsed(ready, sizes))
@@ -162,7 +162,7 @@ class Engine:
         Raises: UcplError E600 to E607 if the source is not the one of the plan, E615.
         """
         if self._leads:
-            refuse_existing(self.target, self.how)
+            refuse_existing(self.target, self.how, source)
         with with_parents(self.target):
             ready = self._said(self._opened(plan, source))
             if self._leads:  # the other ranks wait for its next message

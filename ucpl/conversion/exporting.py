@@ -5,7 +5,6 @@ It finds config.json next to the source, and a spec for names of Megatron's. The
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -69,7 +68,7 @@ def request(source: str | Path, given: Given, *, dtype: str = "", shard: str = "
     here = Path(source)
     read = partial(open_checkpoint, here, described)
     opened = open_for_inspection(lambda one: read(given=one), given)
-    given, config, notes = _with_config(opened, here, given)
+    given, config, notes = _with_config(opened, here, given, _dtype(dtype))
     to = f"safetensors({_arguments(shard=shard, dtype=_dtype(dtype))})"
     if names is not None or (described is not None and not described.is_of_any):
         return Export(to, layout, given, notes)
@@ -110,7 +109,7 @@ def _arguments(**values: str) -> str:
 # ---- config.json -----------------------------------------------------------------------------------------------------
 
 
-def _with_config(opened: Checkpoint, here: Path, given: Given) -> tuple[Given, Config, tuple[str, ...]]:
+def _with_config(opened: Checkpoint, here: Path, given: Given, dtype: str) -> tuple[Given, Config, tuple[str, ...]]:
     """The options with a config, the config, and its origin.
 
     Raises: UcplError E221 if there is none.
@@ -128,18 +127,19 @@ def _with_config(opened: Checkpoint, here: Path, given: Given) -> tuple[Given, C
         "E221",
         f"{here} has no config.json of a model, and none is near it",
         Label(str(here)),
-        remedy=f"add --config FOLDER of the base model, or write ucpl convert {quote(str(here))} DST --to safetensors",
+        remedy=f"add --config FOLDER of the base model, or write ucpl convert {quote(str(here))} DST --to safetensors"
+        + (f" -D dtype={dtype}" if dtype else ""),
     )
 
 
 def _own_config(opened: Checkpoint) -> Config | None:
     """The source's own config, in its files or around its shards."""
-    from ucpl.files.model_texts import carried_texts
+    from ucpl.files.model_texts import carried_texts, object_of
 
     texts = carried_texts(opened)
     for name in (_CONFIG, _ADAPTER):
         if name in texts:
-            found = _object(texts[name])
+            found = object_of(texts[name])
             if found is not None:
                 return found
     if opened.container is not None:
@@ -167,14 +167,6 @@ def _config_of_a_model(path: Path) -> Config | None:
     except UcplError:
         return None
     return found if any(key in found for key in _OF_A_MODEL) else None
-
-
-def _object(text: str) -> Config | None:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 # ---- names ------------------------------------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ def facts(c: Checkpoint) -> Facts:
         "container": _container(c),
         "not_stored": list(c.missing_tensors),
         "not_read": {one.name: one.why for one in not_read_of(c)},
-        "remarks": [*c.remarks, *(c.container.remarks if c.container is not None else ())],
+        "remarks": [*dict.fromkeys((*c.remarks, *(c.container.remarks if c.container is not None else ())))],
         "tensors": [
             {"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "kind": t.kind, "states": list(t.states)}
             for t in c.state.tensors

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from attrs import evolve
 
+from ucpl.conversion.grouping import FROM_ZERO
 from ucpl.conversion.requests import Called
 from ucpl.errors import Label, UcplError, fail
 from ucpl.language import nodes, parse
-from ucpl.layout.fills import PARAMETER
+from ucpl.language.quoting import quote
+from ucpl.layout.fills import COUNTED, PARAMETER
+from ucpl.layout.globs import matches
 from ucpl.layout.library import KnownStatement
 from ucpl.layout.name_remedies import nearest
+from ucpl.records import frozen
 from ucpl.registry import format_named
 from ucpl.resources import VERSIONS
 
@@ -24,23 +28,26 @@ if TYPE_CHECKING:
 __all__ = ["numbers_of_fills", "with_fills"]
 
 SHOWN = 60  # characters of an argument that a message repeats
+SHOWN_NAMES = 3
+_WORD = re.compile(r'[^\s"\[\]]+')
 _NUMBER = re.compile(r"[+-]?[0-9]+")
 _TEXT = "ucpl {}\nlayout x() of any {{\n  fill {} = {}\n}}\n"
 
 
-def with_fills(one: Called, texts: Sequence[str], model: nodes.Model) -> Called:
+def with_fills(one: Called, texts: Sequence[str], model: nodes.Model, source: Iterable[str] = ()) -> Called:
     """The layout with these lines after its own.
 
-    model: the model of the layout.
+    model: the model of the layout. source: the source's tensors; a message names those of the model that it lacks.
 
     Raises: UcplError E197.
     """
     if not texts:
         return one
-    known = one.library.layout(one.call.name)
-    assert isinstance(known.node, nodes.Layout)
-    lines = tuple(line for text in texts for line in _lines(text, model, is_of_any=one.is_of_any))
-    made = KnownStatement(evolve(known.node, items=(*known.node.items, *lines)), known.file)
+    layout = one.library.layout(one.call.name)
+    assert isinstance(layout.node, nodes.Layout)
+    known = _Names(model, frozenset(source), one.is_of_any)
+    lines = tuple(line for text in texts for line in _lines(text, known))
+    made = KnownStatement(evolve(layout.node, items=(*layout.node.items, *lines)), layout.file)
     return Called(evolve(one.library, known={**one.library.known, one.call.name: made}), one.call)
 
 
@@ -84,7 +91,33 @@ def _read(left: str, value: str) -> nodes.File:
         raise error from None
 
 
-def _lines(text: str, model: nodes.Model, *, is_of_any: bool) -> list[nodes.LayoutItem]:
+@frozen
+class _Names:
+    """Names that the left of a line can mean."""
+
+    model: nodes.Model
+    source: frozenset[str]
+    is_of_any: bool
+
+    @property
+    def tensors(self) -> list[str]:
+        return [i.path for i in self.model.items if isinstance(i, nodes.Tensor | nodes.Alias)]
+
+    @property
+    def states(self) -> set[str]:
+        return {name for i in self.model.items if isinstance(i, nodes.State) for name in i.names}
+
+    def to_write(self) -> str:
+        """Tensors that the source lacks, and the model's states."""
+        stored = (i.path for i in self.model.items if isinstance(i, nodes.Tensor))
+        lacking = [name for name in stored if name not in self.source] if self.source else []
+        more = f" and {len(lacking) - SHOWN_NAMES:,} more" if len(lacking) > SHOWN_NAMES else ""
+        first = ", ".join(f"`{name}`" for name in lacking[:SHOWN_NAMES])
+        known = f"the source lacks {first}{more}; " if lacking else "the source has every tensor; " * bool(self.source)
+        return f"{known}the states are {', '.join(sorted(self.states)) or 'none'}"
+
+
+def _lines(text: str, known: _Names) -> list[nodes.LayoutItem]:
     """Parse `exp_avg=0`, `embed[v[32000..]]=0` or `state exp_avg=0`.
 
     A bare name is a tensor or, as in --drop, a state.
@@ -94,53 +127,43 @@ def _lines(text: str, model: nodes.Model, *, is_of_any: bool) -> list[nodes.Layo
         _refuse(text, "not of the form NAME=VALUE")
     if not _NUMBER.fullmatch(value) and value != "weight":
         value = f'"{value}"'
+    if _WORD.fullmatch(left) and left != "*":  # a name or a glob, as --drop takes it
+        left = quote(left)
     try:
         (layout,) = _read(left, value).statements
     except UcplError as error:
         _refuse(text, f"this is no fill line: {error.diagnostics[0].message}")
     assert isinstance(layout, nodes.Layout)
     here = nodes.Span(0, len(text), 1, 1, f"--fill {text[:SHOWN]}")
-    return [_meant(text, evolve(line, span=here), model, is_of_any=is_of_any) for line in layout.items]
+    return [_meant(text, evolve(line, span=here), known) for line in layout.items]
 
 
-def _meant(text: str, line: nodes.LayoutItem, model: nodes.Model, *, is_of_any: bool) -> nodes.LayoutItem:
+def _meant(text: str, line: nodes.LayoutItem, known: _Names) -> nodes.LayoutItem:
     """Resolve a bare name: if no tensor has it, a state.
 
-    Over any model, the state can be new.
+    Over any model, the state can be a new one of a known optimizer.
     """
+    if isinstance(line, nodes.Fill) and line.glob and not any(matches(line.glob, name) for name in known.tensors):
+        _refuse(text, "it matches no tensor", known.to_write())
     if not isinstance(line, nodes.Fill) or line.path == "*" or line.glob or line.indices or line.of:
         return line
-    tensors = {i.path for i in model.items if isinstance(i, nodes.Tensor | nodes.Alias)}
-    states = {name for i in model.items if isinstance(i, nodes.State) for name in i.names}
-    name = line.path
+    tensors, states, name = known.tensors, known.states, line.path
     if name in tensors and name in states:
         _refuse(text, f"`{name}` is a tensor and a state", f"for the state: --fill 'state {name}=0'")
     if name in tensors:
         return line
-    close = nearest(name, [*tensors, *states]) if name not in states else None
-    if close is not None and close not in _like(name):
-        _refuse(
-            text,
-            f"no tensor and no state is called `{name}`",
-            f"did you mean `{close}`? A state that is new: --fill 'state {name}=0'",
-        )
+    usual = {*FROM_ZERO, *COUNTED} if known.is_of_any else set()
+    if name in states or name in PARAMETER or name in usual:
+        return nodes.FillStates((name,), None, line.value, line.when, span=line.span)
     if "." in name:
-        _refuse(text, f"no tensor is called `{name}`")
-    if name not in states and not is_of_any and name not in PARAMETER:
-        _refuse(
-            text,
-            f"no tensor and no state is called `{name}`",
-            f"the states are {', '.join(sorted(states)) or 'none'}: a new state needs a line in the model {model.name}",
-        )
-    return nodes.FillStates((name,), None, line.value, line.when, span=line.span)
-
-
-def _like(name: str) -> tuple[str, ...]:
-    """Similar names that are no misspellings of each other.
-
-    Examples are `exp_avg` and `exp_avg_sq`: one can be a new state if the other exists.
-    """
-    return (f"{name}_sq", name.removesuffix("_sq"), f"max_{name}", name.removeprefix("max_"))
+        close = nearest(name, tensors)
+        _refuse(text, f"no tensor is called `{name}`", f"did you mean `{close}`?" if close else known.to_write())
+    close = nearest(name, [*tensors, *states, *sorted(usual)])
+    new = f"a state that is new: --fill 'state {name}={text.rpartition('=')[2].strip()}'"
+    if not known.is_of_any:
+        new = f"a new state needs a line in the model {known.model.name}"
+    remedy = f"did you mean `{close}`? {new[0].upper()}{new[1:]}" if close else f"{known.to_write()}; {new}"
+    _refuse(text, f"no tensor and no state is called `{name}`", remedy)
 
 
 def _refuse(text: str, what: str, remedy: str = "") -> NoReturn:

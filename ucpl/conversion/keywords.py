@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CallOptions",
-    "DataPlane",
+    "MoveBounds",
     "How",
     "ToApply",
     "ToConvert",
@@ -30,14 +30,14 @@ __all__ = [
 ]
 
 
-class DataPlane(TypedDict, total=False):
+class MoveBounds(TypedDict, total=False):
     """Bounds of memory and threads for moving data."""
 
     memory: int  # bytes of all buffers together (default 512 MiB)
     workers: int  # threads (default 2)
 
 
-class How(DataPlane, total=False):
+class How(MoveBounds, total=False):
     """Options of a run: fields of `runtime.options.RunOptions`, all optional."""
 
     resume: bool  # continue an interrupted run into the same target
@@ -67,6 +67,7 @@ class CallOptions(TypedDict, total=False):
     drop: Sequence[str]  # tensors, states and keys of client_state that are left out
     freeze: Sequence[str]  # parameters that are not trained from here on
     train: Sequence[str]  # frozen ones that are: "NAME", "NAME=GROUP"
+    order: str | Path  # a file with the names of the optimizer's parameters, if the source numbers them; or "model"
     weights_alone: bool  # convert the weights, and read nothing of the optimizer
 
 
@@ -86,7 +87,7 @@ class ToConvert(CallOptions, ToApply, total=False):
     model: str | None  # FILE:NAME, of a target whose parameters are others than the source's
 
 
-class ToVerify(CallOptions, DataPlane, total=False):
+class ToVerify(CallOptions, MoveBounds, total=False):
     """Options besides a checkpoint to verify."""
 
     layout: str | None  # its own; inferred without it
@@ -95,9 +96,9 @@ class ToVerify(CallOptions, DataPlane, total=False):
     quick: float | None  # seconds for reading: as many digests as fit, and no comparison of values
 
 
-def bounds_of(how: DataPlane | ToVerify) -> DataPlane:
+def bounds_of(how: MoveBounds | ToVerify) -> MoveBounds:
     """The bounds among other keywords."""
-    found: DataPlane = {}
+    found: MoveBounds = {}
     if "memory" in how:
         found["memory"] = how["memory"]
     if "workers" in how:
@@ -120,11 +121,12 @@ def given_from(beside: CallOptions | ToPlan | ToConvert | ToVerify, model: nodes
         fill=tuple(beside.get("fill", ())),
         freeze=tuple(beside.get("freeze", ())),
         train=tuple(beside.get("train", ())),
+        order=str(beside.get("order") or ""),
         weights_alone=bool(beside.get("weights_alone")),
     )
 
 
-def options_from(how: How | DataPlane) -> RunOptions:
+def options_from(how: How | MoveBounds) -> RunOptions:
     """The options of a run among the keywords.
 
     Missing ones have the defaults of `RunOptions`.

@@ -144,6 +144,8 @@ def named_sides(
     names = _as_registered(names, target, config, checkpoint)
     aimed = target_side(target, as_named(here, names), given)
     change = change_of(here, aimed.layout)
-    if change is not None and any(t.kind != "buffer" and change.concerns(t.dtype) for t in checkpoint.state.tensors):
+    if change is not None and any(
+        t.kind != "buffer" and change.concerns(t.name, t.dtype) for t in checkpoint.state.tensors
+    ):
         refuse(other, f"the target trains in {change.now}, the source in {change.was}: convert that first")
     return here, aimed, names

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ucpl.conversion.ordering import arguments_in, arguments_of, order_of, without_order
+from ucpl.conversion.ordering import arguments_in, arguments_of, demand_used, order_of, without_order
 from ucpl.conversion.requests import Called, Config, Given, called
 from ucpl.conversion.side import located
 from ucpl.errors import Label, UcplError, fail
@@ -62,11 +62,17 @@ def _not_read(skipped: Skipped, given: Given) -> Iterator[NotRead]:
 
 
 def _opened(here: Path, layout: Called | None, given: Given) -> Checkpoint:
-    from ucpl.formats.opening import open_checkpoint as read
-
     if layout is None:  # a checkpoint's own metadata leaves no size open
         layout, given = own_layout(here), evolve(given, sizes={})
-    order = order_of(layout)
+    order = order_of(layout, given.order)
+    opened = _ordered(here, layout, given, order)
+    demand_used(order, here)
+    return opened
+
+
+def _ordered(here: Path, layout: Called | None, given: Given, order: Order | None) -> Checkpoint:
+    from ucpl.formats.opening import open_checkpoint as read
+
     layout = without_order(layout) if layout is not None else None
     arguments = arguments_of(layout)
     if layout is None or not os.path.exists(here):
@@ -78,7 +84,7 @@ def _opened(here: Path, layout: Called | None, given: Given) -> Checkpoint:
         return models.open_named(here, names)
     if layout.is_of_any:
         try:
-            opened = read(here, order, arguments)
+            opened = read(here, order, arguments, layout.format.name)
         except UcplError:
             if (named := _of_named_files(here, layout, given)) is None:
                 raise
@@ -188,13 +194,14 @@ def _read_grouped(here: Path, order: Order | None, placement: Placement) -> Chec
     from ucpl.formats.opening import open_checkpoint as read
 
     try:
-        return read(here, order)
+        return read(here, order, first=placement.layout.framework)
     except UcplError as error:
         groups = placement.layout.model_groups
         if error.diagnostics[0].code != "E461" or not groups or order is not None:
             raise
         names = tuple(name for _, members in groups for name in members)
-        return read(here, Order((names,), f"group lines of {placement.layout.model_name}"))
+        said = Order((names,), f"group lines of {placement.layout.model_name}")
+        return read(here, said, first=placement.layout.framework)
 
 
 def _values_of(placement: Placement) -> list[tuple[str, Key]]:
@@ -263,12 +270,12 @@ def _read_as(plan: Plan, here: Path) -> Checkpoint:
     known = format_named(plan.source.framework).reads
     arguments = arguments_in(plan.source.framework, plan.source.settings)
     try:
-        return read(here, None, arguments)
+        return read(here, None, arguments, plan.source.framework)
     except UcplError as error:
-        if not known or error.diagnostics[0].code != "E446":
+        if not known or error.diagnostics[0].code not in ("E446", "E461"):
             raise
         names = tuple(name for _, members in plan.source.groups for name in members)
-        return read(here, Order((names,), f"groups of {plan.name}"), arguments)
+        return read(here, Order((names,), f"groups of {plan.name}"), arguments, plan.source.framework)
 
 
 def _files_of(plan: Plan, here: Path) -> Checkpoint:
@@ -290,7 +297,8 @@ def open_alike(path: str | Path, placement: Placement) -> Checkpoint:
     here = _demand_stored(path)
     names = dict.fromkeys(file for part in placement.parts for block in part.homes.blocks for file in block.files)
     if not format_named(placement.layout.framework).is_of_a_spec or not here.exists():
-        return read_named(here, placement.layout.framework, names) or read(here)
+        of = placement.layout.framework
+        return read_named(here, of, names) or read(here, first=of)
     root = here if here.is_dir() else here.parent
     values = _values_of(placement)
     names |= dict.fromkeys(file for file, _ in values)

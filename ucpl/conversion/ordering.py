@@ -18,6 +18,7 @@ from attrs import evolve
 
 from ucpl.conversion.requests import Called
 from ucpl.errors import Label, fail
+from ucpl.files.skipping import skips_optimizer
 from ucpl.registry import format_named, format_of_layout
 from ucpl.texts import read_text
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from ucpl.files.checkpoint import Checkpoint, Order
     from ucpl.language import nodes
 
-__all__ = ["ARGUMENT", "arguments_in", "arguments_of", "is_read", "order_of", "without_order"]
+__all__ = ["ARGUMENT", "arguments_in", "arguments_of", "demand_used", "is_read", "order_of", "without_order"]
 
 ARGUMENT = "order"
 _MODEL = "model"
@@ -48,22 +49,32 @@ def without_order(one: Called) -> Called | None:
     return Called(one.library, evolve(one.call, arguments=kept))
 
 
-def order_of(one: Called | None) -> Order | None:
-    """The order that a source's call gives.
+def order_of(one: Called | None, option: str = "") -> Order | None:
+    """The order that a source's call or an option gives.
 
     Raises: UcplError E466 for a value that is no order, E170 for a file that cannot be read.
     """
     argument = None if one is None else _argument(one)
-    if argument is None:
+    if argument is None and not option:
         return None
     from ucpl.files.checkpoint import Order
     from ucpl.layout.scope import Scope
 
-    said = Scope().evaluate(argument.value)
+    said = Scope().evaluate(argument.value) if argument is not None else option
     if not isinstance(said, str):
         _refuse(f"{ARGUMENT} = {said}", f'a word: "{_MODEL}", or the name of a file')
-    origin = f'{ARGUMENT} = "{said}"'
+    origin = f'{ARGUMENT} = "{said}"' if argument is not None else f"--{ARGUMENT} {said}"
     return Order(() if said == _MODEL else _listed(Path(said), origin), origin)
+
+
+def demand_used(order: Order | None, path: Path) -> None:
+    """Check that the files needed an order.
+
+    Raises: UcplError E466.
+    """
+    if order is not None and not order.used and not skips_optimizer():
+        what = f"{order.origin} is not needed: no optimizer is read whose parameters have numbers and no names"
+        fail("E466", what, Label(str(path)), remedy="leave it out")
 
 
 def _argument(one: Called) -> nodes.Argument | None:

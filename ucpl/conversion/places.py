@@ -22,10 +22,10 @@ _NAME_MAX = 255 - len(
 )  # bytes of a target's name: the hidden folder next to it has this name, with a mark
 
 
-def refuse_existing(target: Path, how: How) -> None:
+def refuse_existing(target: Path, how: How, source: object = None) -> None:
     """Refuse a target that exists, before any work.
 
-    Raises: UcplError E500, E186 for an impossible name, E400 if the place cannot be read.
+    Raises: UcplError E500, E507 for the source, E186 for an impossible name, E400 if the place cannot be read.
     """
     from ucpl.files.header_watch import reading
 
@@ -39,6 +39,10 @@ def refuse_existing(target: Path, how: How) -> None:
     if not os.path.lexists(target):
         return
     if not (how.get("force") or how.get("resume")):
+        if isinstance(source, str | Path) and os.path.realpath(source) == os.path.realpath(target):
+            fail(
+                "E507", f"{target} is the source, too", Label(str(target)), remedy="choose a DST outside of the source"
+            )
         fail("E500", f"{target} exists", Label(str(target)))
     with reading(target):
         is_known = target.is_file() or target.is_dir()

@@ -207,6 +207,7 @@ def plan_of(
     from ucpl.planning.unread import unread_of
     from ucpl.verification.masters import masters_of
 
+    _check_trained_groups(target)
     here, there, said_of_dtype = (
         placements_in_dtype(source, target) if names is None else (*placements(names, source, target), ())
     )
@@ -233,6 +234,25 @@ def plan_of(
     parts["account"] = account_of(recipe, tensors_of(graph, graph.dropped), opened)
     parts["unread"] = unread_of(opened.extents, graph.sources.each)
     return order(graph, recipe, losses=losses_of(opened), replays=replays_of(opened), **parts), after
+
+
+def _check_trained_groups(target: Side) -> None:
+    """Check that group lines of an engine's target name trained parameters.
+
+    Raises: UcplError E471.
+    """
+    layout, of = target.layout, format_named(target.layout.framework)
+    if not of.has_engine or not layout.states:
+        return
+    for name, members in layout.model_groups:
+        if found := [member for member in members if layout.tensors[member].kind == "frozen"]:
+            fail(
+                "E471",
+                f'group "{name}" of the model has `{found[0]}`, which is frozen, and groups of {of.title} have trained'
+                " parameters alone",
+                Label(layout.call, where=f'group "{name}"'),
+                remedy=f"take {', '.join(found)} out of that line; plain(), dcp() and torch_file() keep such members",
+            )
 
 
 def _of_tensors(source: Side, target: Side, changes: Changes) -> tuple[str, ...]:

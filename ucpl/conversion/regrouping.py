@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ucpl.conversion.dropping import BY_GROUP
-from ucpl.errors import Label, fail
+from ucpl.conversion.dropping import noted, reject_schedules_of_one, with_places
+from ucpl.errors import Label, UcplError, fail
 from ucpl.files.groups import has_groups_alone, matched, sources_of, with_empty
 from ucpl.registry import Format, format_named
 
 if TYPE_CHECKING:
     from ucpl.extents import ParameterGroup, StoredTensor, Structure
+    from ucpl.extents.containers import Container
     from ucpl.files.checkpoint import Checkpoint
     from ucpl.planning.plan import Recipe
 
@@ -32,16 +33,34 @@ def regrouped(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
     if not of.takes_plan_groups(checkpoint) or not (is_silent or has_alone or _has_states(of, checkpoint, target)):
         return checkpoint
     known = with_model_names(checkpoint, recipe)
-    made = matched(known, target.groups)
+    made = _with_frozen_members(known, target)
     state = known.state
     places = _places(known, target) if state.groups else None
     if places is not None:
+        reject_schedules_of_one(known)
         state = evolve(
             state,
             blobs={key: _dealt(held, places, known, key) for key, held in state.blobs.items()},
             carried={key: _dealt(held, places, known, str(key)) for key, held in state.carried.items()},
         )
+    if places is not None or recipe.gone.get("groups") or recipe.gone.get("new"):
+        _demand_no_files_by_group(known.container, of)
     return evolve(known, state=evolve(state, groups=made))
+
+
+def _with_frozen_members(checkpoint: Checkpoint, target: Structure) -> tuple[ParameterGroup, ...]:
+    """The target's groups, with frozen names of the model's group lines."""
+    frozen = {t.name for t in target.tensors if t.kind == "frozen"}
+    stated = {name: members for name, members in target.groups if not frozen.isdisjoint(members)}
+    made = matched(checkpoint, [(name, tuple(m for m in ms if m not in frozen)) for name, ms in target.groups])
+    if not stated:
+        return made
+    said = {member for members in stated.values() for member in members}
+    out = []
+    for group in made:
+        listed = stated.get(group.name, tuple(name for name in group.listed if name not in said))
+        out.append(evolve(group, listed=listed if listed != group.members else ()))
+    return tuple(out)
 
 
 def with_empty_groups(checkpoint: Checkpoint, recipe: Recipe) -> Recipe:
@@ -165,17 +184,42 @@ def _places(checkpoint: Checkpoint, target: Structure) -> list[list[int]] | None
 
 def _dealt(held: object, places: Sequence[Sequence[int]], checkpoint: Checkpoint, where: str) -> object:
     """A value whose schedule lists have a place for each target group."""
-    if not isinstance(held, dict):
-        return held
-    is_schedule = "base_lrs" in held or "_last_lr" in held or where == "lr_scheduler"
-    count = len(checkpoint.state.groups)
-    out: dict[object, object] = {}
-    for key, value in held.items():
-        if is_schedule and key in BY_GROUP and isinstance(value, list) and len(value) == count:
-            out[key] = [_one(value, of, checkpoint, f"{where}/{key}") for of in places]
-        else:
-            out[key] = _dealt(value, places, checkpoint, f"{where}/{key}")
-    return type(held)(out)
+
+    def chosen(values: Sequence[object], place: str) -> list[object]:
+        return [_one(values, of, checkpoint, place) for of in places]
+
+    return with_places(held, len(checkpoint.state.groups), chosen, where)
+
+
+def _demand_no_files_by_group(container: Container | None, target: Format) -> None:
+    """Check that no carried file has a schedule of the source's groups.
+
+    Raises: UcplError E482.
+    """
+    from ucpl.files.torch_files import read_torch_file
+
+    if container is None or not container.kind.holds(target):
+        return
+    for file in container.files:
+        if file.holds != "pickle" or file.rank >= 0:
+            continue
+        try:
+            value = read_torch_file(container.top, file.name).value
+        except UcplError as error:
+            if error.is_of_the_disk:
+                raise
+            continue  # of another kind
+        found: list[str] = []
+        with_places(value, None, noted(found), "")
+        if found:
+            place = found[0].lstrip("/")
+            fail(
+                "E482",
+                f"{file.name} has {place} with a value for each group of the source, and the target has other groups",
+                Label(str(container.top / file.name), where=place),
+                remedy=f"--drop {file.name}, and put that of a job with the target's groups there before"
+                f" {container.kind.resumes_by} loads it",
+            )
 
 
 def _one(values: Sequence[object], of: Sequence[int], checkpoint: Checkpoint, where: str) -> object:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from attrs import evolve
@@ -11,7 +11,7 @@ from ucpl.errors import Label, fail
 from ucpl.extents.parallel_facts import ParallelFacts
 
 if TYPE_CHECKING:
-    from ucpl.extents import Counted, NamedTensor
+    from ucpl.extents import Counted, NamedTensor, ParameterGroup
     from ucpl.files.checkpoint import Checkpoint
 
 __all__ = ["renamed"]
@@ -60,8 +60,9 @@ def renamed(
         state,
         tensors=tuple(tensors),
         aliases=dict(aliases),
-        groups=tuple(evolve(g, members=tuple(n for n in made if groups.get(first[n]) == g.name)) for g in state.groups),
+        groups=tuple(_renamed(group, first, held) for group in state.groups),
         scalars=scalars,
+        blobs=_blobs(checkpoint, made),
         parallel=ParallelFacts(carried_by_rank=state.parallel.carried_by_rank),
     )
     extents = {
@@ -74,6 +75,30 @@ def renamed(
         scalar_extents=extents,
         own=checkpoint.own.renamed() if checkpoint.own is not None else None,
     )
+
+
+def _renamed(group: ParameterGroup, first: Mapping[str, str], held: Collection[str]) -> ParameterGroup:
+    """A group with the target's names.
+
+    Names of tensors without elements, which no plan has, stay.
+    """
+    from ucpl.files.groups import named_hyper
+
+    every = [name for name, one in first.items() if one in group.every]
+    every += [name for name in group.every if name not in held]
+    members = tuple(name for name in every if first.get(name, name) in group.members)
+    listed = tuple(every) if len(every) > len(members) else ()
+    return evolve(group, members=members, hyper={**named_hyper(group.hyper, every)}, listed=listed)
+
+
+def _blobs(checkpoint: Checkpoint, made: Mapping[str, Sequence[str]]) -> dict[str, object]:
+    """Raises: UcplError E448."""
+    from ucpl.formats.leaving import OPTIMIZER_VALUES, with_names
+
+    blobs = checkpoint.state.blobs
+    if OPTIMIZER_VALUES not in blobs:
+        return blobs
+    return {**blobs, OPTIMIZER_VALUES: with_names(blobs[OPTIMIZER_VALUES], made, checkpoint.top)}
 
 
 def _demand_alike_groups(checkpoint: Checkpoint, name: str, parts: Sequence[str], groups: Mapping[str, str]) -> None:

@@ -25,6 +25,7 @@ __all__ = [
     "Given",
     "Inherited",
     "called",
+    "called_in",
     "config_at",
     "is_checkpoint",
     "library_of",
@@ -99,6 +100,7 @@ class Given:
     freeze: tuple[str, ...] = ()  # parameters that the target does not train; globs, too
     train: tuple[str, ...] = ()  # frozen parameters that the target trains, as NAME or NAME=GROUP
     said_by: nodes.Plan | None = None  # the statement that some of drop, freeze and train come from
+    order: str = ""  # a file with the names of an optimizer's numbers, or "model"
     weights_alone: bool = False  # the optimizer of the source is not read
     skipped: frozenset[str] = frozenset()  # states that cannot be read and are dropped by name
     why_skipped: str = ""  # without such an option: the fault of the optimizer
@@ -143,7 +145,7 @@ def called(text: str | Called) -> Called:
         return text
     head, colon, rest = text.partition(".ucpl:")
     if colon:
-        return _with_texts(Called(library_of(head + ".ucpl"), parse_call(rest, keep=True)))
+        return called_in(library_of(head + ".ucpl"), rest)
     library = load()
     try:
         call = parse_call(text, keep=True)
@@ -151,13 +153,17 @@ def called(text: str | Called) -> Called:
             library.layout(call.name)
     except UcplError as error:
         raise _no_layout(text, error) from None
-    return _with_texts(Called(library, call))
+    return called_in(library, text)
 
 
-def _with_texts(one: Called) -> Called:
-    """Read words without quotes as texts: `safetensors(dtype=f32)`."""
-    from ucpl.language import nodes
+def called_in(library: Library, text: str) -> Called:
+    """Parse the call of a library's layout.
 
+    Words without quotes are texts where the parameter is one: `safetensors(dtype=f32)`.
+    """
+    from ucpl.language import nodes, parse_call
+
+    one = Called(library, parse_call(text, keep=True))
     if not any(isinstance(a.value, nodes.Name) for a in one.call.arguments):
         return one
     try:
@@ -198,10 +204,19 @@ def with_arguments(one: Called, given: Given) -> tuple[Called, Given]:
             Label("<command line>", where=f"-D {twice}"),
             remedy=f"leave out -D {twice}={given.sizes[twice]}, or write {one.call.name} without {twice}",
         )
-    more = tuple(nodes.Argument(name, literal(given.sizes[name])) for name in names)
+    more = tuple(nodes.Argument(name, literal(given.sizes[name]), span=_option(name, given)) for name in names)
     call = evolve(one.call, arguments=(*one.call.arguments, *more))
     rest = {name: value for name, value in given.sizes.items() if name not in names}
     return Called(one.library, call), evolve(given, sizes=rest)
+
+
+def _option(name: str, given: Given) -> nodes.Span:
+    """The place of a value of -D."""
+    from ucpl.language import nodes
+    from ucpl.language.source import CALL
+
+    text = f"-D {name}={given.sizes[name]}"
+    return nodes.Span(0, len(text), 1, 1, CALL, text)
 
 
 def _no_layout(text: str, error: UcplError) -> UcplError:
@@ -216,7 +231,10 @@ def _no_layout(text: str, error: UcplError) -> UcplError:
     file, colon, rest = text.partition(":")
     if colon and "(" not in file:
         return UcplError(evolve(found, remedy=f"the file of a layout ends in .ucpl: {file}.ucpl:{rest}"))
-    if "(" in text:
+    name, opened, _ = text.partition("(")
+    if found.code == "E001" and "-" in name:  # a name has no sign, and the remedy of an unknown one finds it without
+        found, error = _unknown(name, error)
+    if opened:
         return error
     said = f"there is no checkpoint at `{text}`, and no layout of that name"
     remedy = found.remedy if found.code == "E383" or (found.code == "E110" and found.about) else _NO_PATH
@@ -224,6 +242,17 @@ def _no_layout(text: str, error: UcplError) -> UcplError:
         said = f"`{text}` is a path, and a layout is called here"
         remedy = _layouts_at(text)
     return UcplError(Diagnostic("E110", said, (Label("<command line>", where=text),), remedy=remedy))
+
+
+def _unknown(name: str, error: UcplError) -> tuple[Diagnostic, UcplError]:
+    from ucpl.layout.library import load
+
+    try:
+        load().layout(name.strip())
+    except UcplError as unknown:
+        if unknown.diagnostics[0].about:
+            error = unknown
+    return error.diagnostics[0], error
 
 
 def _layouts_at(path: str) -> str:

@@ -115,10 +115,21 @@ def _newest(run: Path) -> _Newest:
             loaded = run if is_tracked else None
             if top is not None and is_tracked and top.container is not None:
                 step, inferred = run, infer(top)  # the folder of a Trainer itself
+        if loaded == step and (file := _only_file(inferred.checkpoint)) is not None:
+            step = loaded = file  # a script loads it by its name
         return _Newest(step, loaded, inferred, tuple(notes))
     if first is not None and (steps or tracked is not None or run.is_file()):
         raise first
     fail("E224", f"{run} has no checkpoint", Label(str(run)))
+
+
+def _only_file(checkpoint: Checkpoint) -> Path | None:
+    """The only file of a folder, for a format of single files."""
+    kind, files = format_named(checkpoint.format), [*checkpoint.files]
+    if kind.has_model_files or checkpoint.container is not None or len(files) != 1 or not checkpoint.top.is_dir():
+        return None
+    file = checkpoint.root / files[0]
+    return file if kind.store().recognises(file) else None
 
 
 def _opened(path: Path) -> Checkpoint | None:
@@ -129,15 +140,19 @@ def _opened(path: Path) -> Checkpoint | None:
 
 
 def _steps(run: Path) -> Iterator[Path]:
-    """Checkpoints of a run by their names, the latest step first."""
-    found: list[tuple[int, int, Path]] = []
+    """Checkpoints of a run by their names, the latest step first.
+
+    One that the job saved comes before one made of it, as `global_step3` before `global_step3_universal`.
+    """
+    found: list[tuple[int, bool, int, Path]] = []
     for folder in (run, *(run / name for name in _BELOW)):
         if folder.is_dir():
             for path in folder.iterdir():
                 numbers = _STEP.findall(path.name)
                 if numbers and not path.name.startswith("."):
-                    found.append((int(numbers[-1]), path.stat().st_mtime_ns, path))
-    return (path for _, _, path in sorted(found, reverse=True))
+                    is_saved = path.stem.endswith(numbers[-1])
+                    found.append((int(numbers[-1]), is_saved, path.stat().st_mtime_ns, path))
+    return (path for *_, path in sorted(found, reverse=True))
 
 
 # ---- the layout ------------------------------------------------------------------------------------------------------

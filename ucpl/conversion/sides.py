@@ -19,7 +19,15 @@ from ucpl.conversion.requests import Called, Folding, Given, Inherited
 from ucpl.conversion.side import Side, located
 from ucpl.conversion.source_passes import Opened, apply_source_passes, config_of
 from ucpl.conversion.ties import framework_of, with_ties
-from ucpl.conversion.training import change_of, in_other_dtype, training_of, with_called_dtype, with_stored_dtypes
+from ucpl.conversion.training import (
+    change_of,
+    in_other_dtype,
+    leaves_engine,
+    training_of,
+    with_called_dtype,
+    with_stored_dtypes,
+)
+from ucpl.errors import Label, UcplError, fail
 from ucpl.files.masters import FP32
 from ucpl.files.masters import SETTING as MASTER_STATE
 from ucpl.registry import format_named
@@ -35,6 +43,7 @@ __all__ = ["families_of", "sides", "source_side", "target_side"]
 
 # Tensors. A plan of fewer is cheap, and its nodes have the names of single ones.
 FAMILIES_FROM = 2_000
+_MISMATCHES = ("E124", "E320", "E321", "E322", "E323")  # of a layout with a checkpoint
 
 
 def source_side(checkpoint: Checkpoint, described: Called | None, given: Given) -> Side:
@@ -53,7 +62,12 @@ def source_side(checkpoint: Checkpoint, described: Called | None, given: Given) 
         found = infer(checkpoint, fold=given.folding is not None)
         own = evolve(given, model=found.model, inherited=found.inherited)
         return Side(Called(found.library, found.call), own, found.placement, checkpoint)
-    return _described_side(checkpoint, one, given)
+    try:
+        return _described_side(checkpoint, one, given)
+    except UcplError as error:
+        if error.diagnostics[0].code in _MISMATCHES:
+            _reject_foreign(one, checkpoint)
+        raise
 
 
 def families_of(side: Side) -> Callable[[], Placement] | None:
@@ -95,6 +109,37 @@ def _described_side(checkpoint: Checkpoint, one: Called, given: Given) -> Side:
     return evolve(made, checkpoint=checkpoint, found=sizes)
 
 
+def _reject_foreign(one: Called, checkpoint: Checkpoint) -> None:
+    """Report a layout of other files.
+
+    It is a shipped one, or one of another framework. Raises: UcplError E321.
+    """
+    from ucpl.inference.infer import layout_name
+    from ucpl.language import nodes
+    from ucpl.language.printer import print_expr
+
+    of, is_shipped = framework_of(one), one.is_of_any and one.call.name in one.format.layouts
+    if not is_shipped and (of == checkpoint.format or format_named(of).is_of_a_spec):
+        return
+    try:
+        found = infer(checkpoint, fold=True)
+    except UcplError:
+        return
+    name = layout_name(checkpoint)
+    node = found.library.layout(name).node
+    needed = {p.name for p in node.parameters if p.default is None} if isinstance(node, nodes.Layout) else set()
+    values = {n: v for n, v, _ in found.layout.origins if n in needed or (isinstance(v, int) and v > 1)}
+    own = f"{name}({', '.join(f'{n} = {v}' for n, v in values.items())})"
+    given = f"{one.call.name}({', '.join(f'{a.name} = {print_expr(a.value)}' for a in one.call.arguments)})"
+    fail(
+        "E321",
+        f"the files are those of {own}, and not of {given}",
+        Label("<call>", where=given),
+        Label(str(checkpoint.top)),
+        remedy=f"leave {given} out: it is inferred",
+    )
+
+
 def target_side(one: Called, source: Side, given: Given) -> Side:
     """The target of a conversion, completed from the source.
 
@@ -121,6 +166,8 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
     left = of.not_inherited(one.format)
     if FP32 in given.drop:
         left |= {MASTER_STATE}
+    if leaves_engine(source, framework_of(one)):
+        left |= {"bf16", "fp16", "masters"}
     given = evolve(
         given,
         model=model,
@@ -138,7 +185,7 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
     if own is not None and given.fill:
         from ucpl.conversion.filling import with_fills
 
-        one = with_fills(one, given.fill, own)
+        one = with_fills(one, given.fill, own, source.layout.tensors)
     base = _without(source, changes)
     made = _cut_as_deepspeed(one, base, given, notes)
     given, ties = with_ties(made, source, given)

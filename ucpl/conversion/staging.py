@@ -101,7 +101,7 @@ def clear_made(target: Path) -> None:
 
 
 def _folder(target: Path) -> Path:
-    place = target.absolute().parent.resolve() / target.name
+    place = Path(os.path.realpath(target.absolute().parent), target.name)
     return place.with_name(f".{place.name}.ucpl-made")
 
 

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from attrs import evolve
 
-from ucpl.conversion.dropping import with_changed_groups, with_trained_members, without_dropped, without_frozen
+from ucpl.conversion.dropping import (
+    reject_schedules_of_one,
+    with_changed_groups,
+    with_trained_members,
+    without_dropped,
+    without_frozen,
+)
 from ucpl.conversion.regrouping import group_notes, regrouped, with_empty_groups, with_model_names
 from ucpl.conversion.renaming import renamed
 from ucpl.conversion.source_passes import few
@@ -115,6 +121,13 @@ def _said_of_fill(_: Checkpoint, recipe: Recipe) -> Sequence[str]:
     return [f"{state} of {few([*numbers])}" for state, numbers in recipe.begun.items()]
 
 
+def _with_changed_groups(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
+    made = with_changed_groups(checkpoint, recipe.gone)
+    if made is not checkpoint:
+        reject_schedules_of_one(checkpoint)
+    return made
+
+
 TARGET_PASSES = (
     TargetPass(
         "leave-out",
@@ -138,7 +151,7 @@ TARGET_PASSES = (
     TargetPass(
         "groups",
         "leave out groups without a parameter, and add new groups, each like another one",
-        lambda checkpoint, recipe: with_changed_groups(checkpoint, recipe.gone),
+        _with_changed_groups,
         _said_of_new,
     ),
     TargetPass(

@@ -35,6 +35,7 @@ __all__ = [
     "Change",
     "change_of",
     "in_other_dtype",
+    "leaves_engine",
     "placements_in_dtype",
     "stored_dtypes",
     "training_of",
@@ -62,17 +63,20 @@ _UNSEEN = (
 class Change:
     """Another training dtype than the source's.
 
-    was: None if the source has no training dtype (weights alone).
+    was: None if the source has no training dtype (weights alone). of: the tensors that change; None: all of such a dtype.
     """
 
     was: str | None
     now: str
+    of: frozenset[str] | None = None
 
-    def concerns(self, dtype: str | None) -> bool:
+    def concerns(self, path: str, dtype: str | None) -> bool:
         """True if a parameter of this type changes its dtype.
 
         Parameters that a model keeps in another type stay in it.
         """
+        if self.of is not None and path not in self.of:
+            return False
         return dtype is not None and dtype != self.now and (dtype == self.was or not self.was) and dtype in _TRAINED_IN
 
 
@@ -82,6 +86,8 @@ def training_of(source: Side, framework: str) -> Inherited:
     They are used if no checkpoint states them. framework: the target's. DeepSpeed's files have the dtype in their names, and an
     engine that does not find them continues without its optimizer; so it also inherits the dtype of the weights with masters.
     """
+    if leaves_engine(source, framework):
+        return {}
     said = {flag: source.layout.settings.get(flag) for flag in _FLAGS}
     stated: Inherited = {flag: (1, "the source's layout") for flag, value in said.items() if value}
     if stated or not format_named(framework).has_engine or _stated_by(source) is not None:
@@ -100,7 +106,7 @@ def change_of(source: Side, layout: Layout) -> Change | None:
     """
     stated = _flags(layout.settings) or _flags({n: v for n, v, origin in layout.origins if origin == "given"})
     if stated is None:  # the target's format knows no training, and its call names none
-        return None
+        return _of_masters(source, layout)
     if sum(stated.values()) > 1:
         fail("E188", f"`{layout.call}` is for bf16 and for fp16 training", _place(layout, "bf16"))
     now, was = _dtype(stated), _trains_in(source)
@@ -111,6 +117,29 @@ def change_of(source: Side, layout: Layout) -> Change | None:
     if was is None and now == _of_dtypes(source):
         return None
     return Change(was, now) if was != now else None
+
+
+def _of_masters(source: Side, layout: Layout) -> Change | None:
+    """The change to f32 masters of a run that leaves its engine.
+
+    DDP and FSDP train f32 weights, cast in each forward pass. A model in 16 bits rounds them as it loads them, to the weights
+    of the source.
+    """
+    from ucpl.layout.layout import Derivation
+
+    if not leaves_engine(source, layout.framework) or Derivation(_MASTER, "weight") not in layout.derived:
+        return None
+    stored = stored_dtypes(source)
+    found = frozenset(path for path in with_masters(source.placement) if stored.get(path) in _FLAGS.values())
+    return Change(None, _WHOLE, found) if found else None
+
+
+def leaves_engine(source: Side, framework: str) -> bool:
+    """Test for a training framework's run that leaves its engine."""
+    checkpoint, target = source.checkpoint, format_named(framework)
+    if checkpoint is None or checkpoint.container is None or target.has_engine:
+        return False
+    return format_named(checkpoint.format).has_engine and checkpoint.container.kind.holds(target)
 
 
 def with_called_dtype(one: Called, source: Side, given: Given) -> Given:
@@ -159,13 +188,17 @@ def _retyped(item: nodes.ModelItem, change: Change, stored: Mapping[str, str]) -
 
     match item:
         case nodes.Tensor(kind="parameter" | "frozen", scaling=None):
-            if change.concerns(item.dtype or stored.get(item.path)):
+            if change.concerns(item.path, item.dtype or stored.get(item.path)):
                 return evolve(item, dtype=change.now)
-        case nodes.State(scalar=False) if {item.dtype, *(t.dtype for t in item.typed)} & {*_FLAGS.values()}:
+        case nodes.State(scalar=False) if change.of is None and _is_narrow(item):
             return evolve(item, dtype=_WHOLE, typed=())  # 16-bit masters are an option of one dtype
         case _:
             pass
     return item
+
+
+def _is_narrow(state: nodes.State) -> bool:
+    return not {state.dtype, *(t.dtype for t in state.typed)}.isdisjoint(_FLAGS.values())
 
 
 def _called_flags(one: Called, given: Given) -> dict[str, bool]:
@@ -200,7 +233,7 @@ def placements_in_dtype(source: Side, target: Side) -> tuple[Placement, Placemen
         return source.placement, target.placement, ()
     stored = stored_dtypes(source)
     trained = (path for path, tensor in target.layout.tensors.items() if tensor.kind != "buffer")
-    changed = {path: stored[path] for path in trained if change.concerns(stored.get(path))}
+    changed = {path: stored[path] for path in trained if change.concerns(path, stored.get(path))}
     for path in changed:
         _demand_dtype(target, target.layout.tensors[path], change)
     masters = with_masters(source.placement) & changed.keys()
@@ -269,6 +302,11 @@ def _told(source: Side, target: Side, change: Change, alone: dict[str, str]) -> 
     ]
     if target.layout.settings.get(_DTYPE):
         out = [f"weights in {change.now}"]
+    if change.of is not None:
+        title = format_named(target.layout.framework).title
+        out = [
+            f"weights are the masters in {change.now}, on which a job without the engine trains: {title} has no others"
+        ]
     by_dtype: dict[str, list[str]] = {}
     for path, dtype in alone.items():
         by_dtype.setdefault(dtype, []).append(path)

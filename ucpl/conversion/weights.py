@@ -23,8 +23,11 @@ __all__ = ["in_names_of_both", "open_for_comparison", "open_for_inspection", "wi
 
 T = TypeVar("T")
 Both = tuple[tuple[Checkpoint, T], tuple[Checkpoint, T]]
-_UNREAD = ("E446", "E457", "E460", "E524", "E533", "E546")  # valid files, of a kind that is not read
+_NUMBERED = "E446"  # an optimizer with numbers alone
+_UNREAD = (_NUMBERED, "E457", "E460", "E524", "E533", "E546")  # valid files, of a kind that is not read
 _WAY = "the weights can be read: --weights-alone converts them without the optimizer"
+_NO_WAY = "weights are in that file, too: without it nothing of this step can be rescued; take an earlier step"
+_LOST = "E452"  # a rank's file
 _SAID = "E467"  # a run without a readable optimizer: its own remedy names the options
 _OF_A_SOURCE = 3  # exit status: the source cannot be read, or is damaged
 
@@ -39,7 +42,7 @@ def with_weights(read: Callable[[Given], T], given: Given, target: Called | str)
         return read(given)
     except UcplError as error:
         said = error.diagnostics[0].code == _SAID
-        if error.exit_status != _OF_A_SOURCE or given.weights_alone or said:
+        if error.exit_status != _OF_A_SOURCE or (given.weights_alone and error.diagnostics[0].code != _LOST) or said:
             raise
         found = _less(read, given, target, error) if not error.is_of_the_disk else None
         if found is None:
@@ -82,17 +85,21 @@ def open_for_inspection(read: Callable[[Given], T], given: Given | None = None) 
             raise error from None
 
 
-def open_for_comparison(read: Callable[[Given], T]) -> T:
+def open_for_comparison(read: Callable[[Given], T], order: str = "") -> T:
     """Read a source for a comparison.
 
-    Raises: UcplError; for an unsupported optimizer with the option to compare weights alone.
+    order: of an optimizer's numbers, if this source has numbers without names. Raises: UcplError; for an unsupported optimizer
+    with the option to compare weights alone.
     """
     try:
         return read(Given())
     except UcplError as error:
         first, *rest = error.diagnostics
+        if first.code == _NUMBERED and order:
+            return read(Given(order=order))
         if first.code in _UNREAD:
-            raise UcplError(evolve(first, remedy="compare the weights alone: --weights"), *rest) from None
+            named = "give the order of its parameters, --order names.txt, or " * (first.code == _NUMBERED)
+            raise UcplError(evolve(first, remedy=f"{named}compare the weights alone: --weights"), *rest) from None
         raise
 
 
@@ -123,9 +130,12 @@ def _is_of_tensors(target: Called | str) -> bool:
 
 def _with_way(read: Callable[[Given], T], given: Given, error: UcplError) -> UcplError:
     """The error, with a note if the weights alone can be read."""
+    note = _WAY
     try:
         read(evolve(given, weights_alone=True))
-    except UcplError:
-        return error
+    except UcplError as other:
+        if error.diagnostics[0].code != _LOST or other.diagnostics[0].labels != error.diagnostics[0].labels:
+            return error
+        note = _NO_WAY
     first, *rest = error.diagnostics
-    return UcplError(evolve(first, notes=(*first.notes, _WAY)), *rest)
+    return UcplError(evolve(first, notes=(*first.notes, note)), *rest)

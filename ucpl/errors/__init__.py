@@ -154,6 +154,15 @@ class CodeEntry:
     example: str
     remedy: str
 
+    @property
+    def status_text(self) -> str:
+        """The exit status.
+
+        Findings in texts have another one if a call has the fault.
+        """
+        of_text = self.exit_status == Exit.ANSWER_IS_NO and self.code < "E300"
+        return f"{self.exit_status}" + f", or {Exit.WRONG_USAGE} if the call has the fault" * of_text
+
 
 @cache
 def catalogue() -> dict[str, CodeEntry]:

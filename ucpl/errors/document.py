@@ -54,7 +54,7 @@ def section(entry: CodeEntry) -> str:
     """
     return (
         f"## {entry.code}\n\n"
-        f"**{entry.title}** (exit status {entry.exit_status})\n\n"
+        f"**{entry.title}** (exit status {entry.status_text})\n\n"
         f"{entry.meaning}\n\n"
         f"{fenced(entry.example)}\n\n"
         f"Remedy: {entry.remedy}\n"

@@ -75,7 +75,8 @@ class Kind:
     `tag`, if client_state has the key `client` (if that is set).
 
     engines: folders of further engines, each with its own shards; then `resumes_by` requests each by its name. needs:
-    files without which `resumes_by` fails. The first rule that fits a name is used; files without a rule are carried
+    files without which `resumes_by` fails. optimizer_with: a file without which it loads the optimizer of no run, except
+    that of an engine, and says nothing. The first rule that fits a name is used; files without a rule are carried
     and named. The shards can be those of an engine, of any number of ranks too if `universal`, or FSDP's chunks
     (`chunks`):
     """
@@ -92,6 +93,7 @@ class Kind:
     tag: str = ""
     client: str = ""
     engines: str = ""
+    optimizer_with: str = ""
     strategies: bool = False  # a run resumes under another strategy: DDP, FSDP, an engine
 
     @property

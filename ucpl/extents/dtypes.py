@@ -116,15 +116,15 @@ EXACT = {
 
 
 def wide(*dtypes: str) -> str:
-    """A type that holds all values of these, else the first.
+    """A type that holds all values of these; "" if none does.
 
-    It is one of them or f32.
+    It is one of them, f32 or f64. No cast makes complex numbers of others.
     """
-    found = sorted(dtypes)
-    for one in (*found, "f32"):
+    found = sorted({*dtypes})
+    for one in (*found, "f32", "f64"):
         if all(d == one or (d, one) in EXACT for d in found):
             return one
-    return found[0]
+    return ""
 
 
 def can_train(dtype: str) -> bool:

@@ -6,6 +6,7 @@ containers (torch_files, safetensors_files).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -40,6 +41,12 @@ class Order:
 
     names: tuple[tuple[str, ...], ...]
     origin: str  # 'order = "names.json"'
+    used: list[bool] = field(factory=list, eq=False, repr=False)  # not empty after a reader took the names
+
+    def take(self) -> Order:
+        """The order, for a reader that has numbers."""
+        self.used.append(True)
+        return self
 
     def at(self, stage: int) -> tuple[str, ...] | None:
         """The names of a stage; None if none are given."""
@@ -65,7 +72,7 @@ class Checkpoint:
     files: tuple[str, ...] = ()  # every file that belongs to it, relative to root
     # Of files with several archives of torch.save, one behind the other: where each begins, and its bytes. Storages of their
     # tensors are called "BEGIN:NAME".
-    archives: dict[str, tuple[tuple[int, int], ...]] = field(factory=dict)
+    archives: dict[str, Sequence[tuple[int, int]]] = field(factory=dict)
     remarks: tuple[str, ...] = ()  # odd findings, for `inspect`
     notes: tuple[str, ...] = ()  # choices of the reader (masters, one of several files), for plans and `verify`
     missing_tensors: tuple[str, ...] = ()  # tensors of the model without data, for `inspect` and plans

@@ -25,6 +25,7 @@ __all__ = [
     "each_of",
     "has_groups_alone",
     "matched",
+    "named_hyper",
     "reject_without",
     "sources_of",
     "with_empty",
@@ -33,7 +34,8 @@ __all__ = [
 Wanted = Sequence[tuple[str, tuple[str, ...]]]  # groups of a target: (name, members in the optimizer's order)
 Hyper = Mapping[str, object]
 
-_NAMES = ("params", "param_names")  # names of members, which every target has of its own
+_STATED = "param_names"  # of torch 2.6 and later
+_NAMES = ("params", _STATED)  # names of members, which every target has of its own
 _SHOWN = 3
 
 
@@ -56,6 +58,11 @@ def matched(source: Checkpoint, wanted: Wanted) -> tuple[ParameterGroup, ...]:
             reject_without(members, f"group {number} (`{name}`) of the target", f"{name}:{like}")
         out.append(ParameterGroup(name, members, dict(hyper or {}), listed[number]))
     return tuple(out)
+
+
+def named_hyper(hyper: Hyper, names: Sequence[str]) -> Hyper:
+    """A group's hyper-parameters, with the target's `param_names` if it has any."""
+    return {**hyper, _STATED: [*names]} if _STATED in hyper else hyper
 
 
 def agreed(known: Sequence[ParameterGroup], wanted: Wanted, tensors: Iterable[Extent] = ()) -> list[Hyper | None]:

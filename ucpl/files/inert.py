@@ -347,16 +347,18 @@ HOLDERS = frozenset(
     {
         "argparse.Namespace",  # Megatron's arguments
         "types.SimpleNamespace",
-        "builtins.frozenset",
+        *(f"builtins.{name}" for name in ("bool", "dict", "float", "frozenset", "int", "list", "set", "str", "tuple")),
         "builtins.range",
         "builtins.xrange",  # its name in protocol 2
         "builtins.slice",
+        "collections.defaultdict",
         "collections.deque",
         "datetime.date",
         "datetime.datetime",
         "datetime.timedelta",
         "pathlib.Path",
         "pathlib.PosixPath",
+        "pathlib.PurePosixPath",
         *(
             f"{module}.{name}"  # numpy 1 and 2: a random state is one of its arrays
             for module in NUMPY_MODULES

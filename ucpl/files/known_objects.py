@@ -2,7 +2,7 @@
 
 Arguments and state of their own pickles.
 Classes that only hold values are carried by name. Forged arguments could still harm a loader: a numpy dtype
-whose state says that raw bytes are objects crashes Python, and `deque(range(10**12))` fills memory.
+whose state says that raw bytes are objects crashes Python, and `deque(range(10**12))` fills memory, as `list` of it does.
 """
 
 from __future__ import annotations
@@ -57,6 +57,12 @@ def _is_deque(call: Call) -> bool:
     is_first = not call.args or type(call.args[0]) in (list, tuple)
     is_rest = all(one is None or type(one) is int for one in call.args[1:])
     return is_first and is_rest and not (call.kwargs or call.dict_items) and call.state is None
+
+
+def _is_defaultdict(call: Call) -> bool:
+    is_first = not call.args or call.args[0] is None or type(call.args[0]) is Global
+    is_rest = len(call.args) < 3 and all(type(one) is dict for one in call.args[1:])
+    return is_first and is_rest and not (call.kwargs or call.list_items) and call.state is None
 
 
 @cache
@@ -132,6 +138,7 @@ def _rules() -> dict[str, Callable[[Call], bool]]:
         "builtins.bytes": _never,
         "builtins.bytearray": _never,
         "collections.deque": _is_deque,
+        "collections.defaultdict": _is_defaultdict,
         "collections.Counter": _only(dict),
         "datetime.date": _only(int, bytes, str),
         "datetime.datetime": _only(int, bytes, str),
@@ -143,6 +150,7 @@ def _rules() -> dict[str, Callable[[Call], bool]]:
         "torch.Tensor": _only(TensorRef),
         "torch._utils._rebuild_nested_tensor": _never,  # its sizes and offsets are not held against its buffer
     }
+    rules |= {f"builtins.{name}": _only(list, tuple, dict) for name in ("dict", "list", "tuple")}
     for module in NUMPY_MODULES:
         for name, rule in (
             ("dtype", _is_dtype),

@@ -26,6 +26,7 @@ __all__ = [
     "carried_texts",
     "config_at",
     "config_of",
+    "damaged_texts",
     "read_texts",
     "version_of",
 ]
@@ -86,14 +87,14 @@ def _read(path: Path, found: dict[str, str | bytes], not_read: list[NotRead]) ->
 
 def _maps(text: str | bytes | None) -> bool:
     """Test whether a config names classes of files in its folder."""
-    value = _object(text) if isinstance(text, str) else None
+    value = object_of(text) if isinstance(text, str) else None
     return value is not None and bool(value.get("auto_map"))
 
 
 def config_of(checkpoint: Checkpoint) -> dict[str, Json] | None:
     """The config.json of a checkpoint or of an earlier conversion, or None."""
     text = carried_texts(checkpoint).get("config.json")
-    return None if text is None else _object(text)
+    return None if text is None else object_of(text)
 
 
 def config_at(folder: Path) -> dict[str, Json] | None:
@@ -105,10 +106,22 @@ def config_at(folder: Path) -> dict[str, Json] | None:
     with reading(path):
         is_there = path.is_file()
     data = read_small(path, TEXT_BYTES_MAX) if is_there else None
-    return None if data is None else _object(data)
+    return None if data is None else object_of(data)
 
 
-def _object(text: str | bytes) -> dict[str, Json] | None:
+def damaged_texts(texts: Mapping[str, str | bytes]) -> list[str]:
+    """A line for each text of settings that is no JSON object.
+
+    Loaders of the folder fail, or begin with their own defaults.
+    """
+    return [
+        f"{name} is no JSON object: loaders cannot read it"
+        for name, text in texts.items()
+        if name.endswith("config.json") and object_of(text) is None
+    ]
+
+
+def object_of(text: str | bytes) -> dict[str, Json] | None:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

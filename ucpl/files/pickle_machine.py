@@ -29,6 +29,7 @@ from ucpl.files.inert import (
     kind_of,
     set_attributes,
 )
+from ucpl.files.pickle_runs import Irregular, Run, Runs, ValuesOf
 from ucpl.files.pickle_values import MAKER_OF_ID, Build, check_key, record_of, storage_of
 from ucpl.records import define
 
@@ -45,12 +46,16 @@ _f64 = struct.Struct(">d").unpack_from
 _EMPTY: tuple[object, ...] = ()
 
 
-def run(data: bytes, file: str, build: Build, *, alone: bool = False) -> tuple[object, int]:
+def run(data: bytes, file: str, build: Build, *, alone: bool = False, runs: Runs | None = None) -> tuple[object, int]:
     """The value of a pickle, and its number of bytes.
 
-    `alone`: no bytes may follow it. Raises: UcplError E420-E427, with the place of the instruction.
+    `alone`: no bytes may follow it. `runs`: records that the machine steps over. Raises: UcplError E420-E427, with the
+    place of the instruction.
     """
     machine = _Machine(data, build)
+    if runs is not None:
+        machine.runs, machine.memo = runs, _MemoOfRuns(runs)
+        runs.memo = machine.memo
     try:
         value = _loop(machine)
         if alone and machine.pos != len(data):
@@ -68,6 +73,28 @@ def run(data: bytes, file: str, build: Build, *, alone: bool = False) -> tuple[o
         fail("E420", f"{file}: the pickle {what}", Label(file, where=f"byte {machine.start} of {size} of the pickle"))
 
 
+class _MemoOfRuns(dict[int, object]):
+    """A memo that has the texts in the records of runs, too.
+
+    It only grows, so that a record's names stay the same.
+    """
+
+    def __init__(self, runs: Runs) -> None:
+        super().__init__()
+        self.runs = runs
+
+    def __setitem__(self, index: int, value: object) -> None:
+        if index != len(self):
+            raise Irregular
+        super().__setitem__(index, value)
+
+    def __len__(self) -> int:
+        return super().__len__() + self.runs.stepped
+
+    def __missing__(self, index: int) -> str:
+        return self.runs.text(index)
+
+
 @define(eq=False)
 class _Machine:
     """The state of the machine for rare instructions.
@@ -83,6 +110,19 @@ class _Machine:
     below: list[list[object]] = field(factory=list)  # the stacks under each MARK
     memo: dict[int, object] = field(factory=dict)
     named: dict[bytes, Global | TorchDType] = field(factory=dict)  # by the text of a GLOBAL
+    runs: Runs | None = None
+
+    def step(self, run: Run, stack: list[object]) -> int:
+        """Step over a run, and return the position behind it.
+
+        0: its records are left to the machine.
+        """
+        if self.runs is None or not self.runs.take(run, len(self.memo)):
+            return 0
+        stack.append(run)
+        if run.form.value is not None:
+            stack.append(ValuesOf(run))
+        return run.end
 
     # -- reading
 
@@ -300,6 +340,7 @@ _SELDOM: dict[int, Callable[[_Machine], object]] = {
 
 def _loop(machine: _Machine) -> object:
     data, build, below, memo = machine.data, machine.build, machine.below, machine.memo
+    begun = machine.runs.at if machine.runs is not None else {}
     size = len(data)
     pos = start = 0
     stack = machine.stack
@@ -321,12 +362,12 @@ def _loop(machine: _Machine) -> object:
             elif op == 0x4B:  # BININT1
                 push(data[pos])
                 pos += 1
-            elif op == 0x68:  # BINGET
-                push(memo[data[pos]])
-                pos += 1
-            elif op == 0x6A:  # LONG_BINGET
-                push(memo[_u32(data, pos)[0]])
-                pos += 4
+            elif op == 0x68 or op == 0x6A:  # BINGET, LONG_BINGET
+                if start in begun and (end := machine.step(begun[start], stack)):
+                    pos = end
+                else:
+                    push(memo[data[pos] if op == 0x68 else _u32(data, pos)[0]])
+                    pos += 1 if op == 0x68 else 4
             elif op == 0x28:  # MARK
                 below.append(stack)
                 stack = []

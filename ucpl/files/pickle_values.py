@@ -39,6 +39,7 @@ from ucpl.files.inert import (
     is_name,
     kind_of,
 )
+from ucpl.files.pickle_runs import Run
 from ucpl.records import frozen
 
 Args = tuple[object, ...]  # arguments of a pickle's call
@@ -289,7 +290,9 @@ def record_of(module: str, name: str) -> Global | TorchDType:
     return Global(module, name)
 
 
-_PLAIN_KEYS = frozenset({str, float, bool, type(None), bytes, complex, Global, TorchDType, Call, StorageRef, TensorRef})
+_PLAIN_KEYS = frozenset(
+    {str, float, bool, type(None), bytes, complex, Global, TorchDType, Call, StorageRef, TensorRef, Run}
+)
 
 
 def is_key(value: object) -> bool:

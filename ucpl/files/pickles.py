@@ -24,6 +24,7 @@ from ucpl.files.inert import (
     walk,
 )
 from ucpl.files.pickle_machine import run
+from ucpl.files.pickle_runs import Runs
 from ucpl.files.pickle_values import Build
 from ucpl.files.pickle_writer import dump_pickle, dumps
 from ucpl.records import frozen
@@ -61,8 +62,12 @@ def loads(data: bytes, file: str = "pickle", *, alone: bool = False) -> object:
     return load_pickle(data, file, alone=alone).value
 
 
-def load_pickle(data: bytes, file: str = "pickle", *, alone: bool = False) -> Pickle:
-    """As `loads`, with the storages and tensors that were built."""
+def load_pickle(data: bytes, file: str = "pickle", *, alone: bool = False, runs: Runs | None = None) -> Pickle:
+    """As `loads`, with the storages and tensors that were built.
+
+    `runs`: records that are in the value as a `Run` each. Raises: Irregular, too, if the pickle changes
+    the names that they refer to.
+    """
     if len(data) > PICKLE_BYTES_MAX:
         fail("E425", f"the pickle has {len(data)} bytes, more than {PICKLE_BYTES_MAX} are not read", Label(file))
     build = Build([], [], [4 * len(data) + (1 << 20)])
@@ -70,7 +75,7 @@ def load_pickle(data: bytes, file: str = "pickle", *, alone: bool = False) -> Pi
     collecting = gc.isenabled()
     gc.disable()
     try:
-        value, size = run(data, file, build, alone=alone)
+        value, size = run(data, file, build, alone=alone, runs=runs)
         check_nesting(value, file)
     finally:
         if collecting:

@@ -21,9 +21,9 @@ from ucpl.errors import Label, fail
 from ucpl.extents import BY_SAFETENSORS, DTYPES, PAIRED, Extent, in_elements, in_file, size_of
 from ucpl.extents.account import NotRead
 from ucpl.files.magic import Description, magic_of
-from ucpl.files.texts import is_text
 from ucpl.files.zips import open_file, read_exactly
 from ucpl.records import frozen
+from ucpl.texts import is_text
 
 __all__ = [
     "ALIASES",

@@ -6,7 +6,7 @@ It is used for messages, and for forms that keep no tensor.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import TypeGuard
 
@@ -41,6 +41,11 @@ def number_of(value: object) -> object:
     if form is None or struct.calcsize(form) != len(value.data):
         return value
     return struct.unpack(form, value.data)[0]
+
+
+def is_step(state: str, shape: Sequence[int]) -> bool:
+    """Test for a number of steps, a tensor of one dim too."""
+    return state == "step" and prod(shape) == 1
 
 
 def is_counted(value: object) -> TypeGuard[Counted]:

@@ -38,7 +38,7 @@ _ASKED: ContextVar[Skipped] = ContextVar("skipped", default=_NOTHING)
 
 
 @contextmanager
-def skipping(*, optimizer: bool = False, states: frozenset[str] = frozenset()) -> Iterator[Skipped]:
+def skipping(*, optimizer: bool, states: frozenset[str]) -> Iterator[Skipped]:
     """Have readers skip these, and give the names that they found."""
     asked = Skipped(optimizer, states)
     token = _ASKED.set(asked)

@@ -14,18 +14,7 @@ from ucpl.files.zips import open_file
 from ucpl.storage.reading import pread
 
 NAME_BYTES_MAX = 4096
-
-
-def is_text(text: str) -> bool:
-    """Test whether a text can be written as UTF-8.
-
-    Pickles and JSON may hold halves of characters.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+_BLOCK = 4096  # bytes that are looked for past the end of a file
 
 
 def read_small(path: Path, most: int) -> bytes | None:
@@ -36,8 +25,8 @@ def read_small(path: Path, most: int) -> bytes | None:
     fd = open_file(path, path.name)
     try:
         try:
-            raw = b""
-            while len(raw) <= most and (part := pread(fd, most + 1 - len(raw), len(raw))):
+            size, raw = os.fstat(fd).st_size, b""  # a read of `most` bytes has a buffer of as many
+            while part := pread(fd, min(most, max(size, len(raw) + _BLOCK)) + 1 - len(raw), len(raw)):
                 raw += part
         finally:
             os.close(fd)  # which may fail, too, where a disk is at its end

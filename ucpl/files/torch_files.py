@@ -209,6 +209,25 @@ def crc_of(root: Path, extent: Extent) -> int:
         os.close(fd)
 
 
+def check_same_bytes(root: Path, name: str, kept: Extent, other: Extent) -> None:
+    """Check that copies of one tensor have equal bytes.
+
+    CRCs are compared, so only storages that their tensors fill completely are checked. Raises: UcplError E400, E700.
+    """
+    fill = [e.numel and e.is_contiguous for e in (kept, other)]
+    if not all(fill) or kept.storage_bytes != other.storage_bytes:
+        return
+    mine, theirs = crc_of(root, kept), crc_of(root, other)
+    if mine != theirs:
+        fail(
+            "E700",
+            f"copies of `{name}` differ: {kept.file} and {other.file} have other values",
+            Label(str(root / kept.file), f"CRC {mine:08x}", where=name),
+            Label(str(root / other.file), f"CRC {theirs:08x}", where=name),
+            remedy="find out which rank is right before you convert: replicas of one run are equal",
+        )
+
+
 # Pickles of one tensor and nothing else, by their bytes: torch.distributed.checkpoint writes one for each chunk of each state,
 # and those of one shape are the same.
 _ALONE: dict[bytes, Pickle] = {}

@@ -17,9 +17,9 @@ from attrs import field
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Call, Global, Key, Size, Step, TensorRef, key_text
 from ucpl.files.inert import DIMS_MAX
-from ucpl.files.texts import is_text
 from ucpl.files.torch_files import TorchFile
 from ucpl.records import frozen
+from ucpl.texts import is_text
 
 Shape = tuple[int, ...]
 

@@ -5,11 +5,12 @@ Not here: client_state and groups, which all formats of runs keep (conversion.ac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from attrs import evolve
 
+from ucpl.errors import Label, fail
 from ucpl.extents import Structure, TrainState
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.model_texts import TEXTS
@@ -33,6 +34,7 @@ __all__ = [
     "objects_advice",
     "other_states",
     "run_values",
+    "with_names",
     "without_states",
 ]
 
@@ -125,6 +127,33 @@ def without_states(state: TrainState, names: frozenset[str]) -> TrainState:
     left = {owner: states for owner, states in kept.items() if states}
     blobs = {key: value for key, value in state.blobs.items() if key != OPTIMIZER_VALUES}
     return evolve(state, blobs={**blobs, OPTIMIZER_VALUES: left} if left else blobs)
+
+
+def with_names(held: object, made: Mapping[str, Sequence[str]], top: Path) -> object:
+    """Other states under the names of a target.
+
+    held: `optimizer_values`, or None. made: a target's tensors, each with the source's that it consists of; other names stay.
+    Raises: UcplError E448 for such a state of a tensor that is joined with others, or divided.
+    """
+    if not isinstance(held, dict):
+        return held
+    uses = [part for parts in made.values() for part in parts]
+    for name, parts in made.items():
+        for part in parts:
+            if part in held and (len(parts) > 1 or uses.count(part) > 1):
+                states = [*map(str, held[part])]
+                does = "joins it with others" if len(parts) > 1 else "divides it"
+                fail(
+                    "E448",
+                    f"the optimizer keeps `{states[0]}` of `{part}`, which is neither one value per element nor a number, and"
+                    f" the target {does}",
+                    Label(str(top), where=part),
+                    Label("<target>", where=name),
+                    remedy=f"{' '.join(f'--drop {state}' for state in states)} leaves it out; --weights-alone converts the"
+                    " weights",
+                )
+    called = {parts[0]: name for name, parts in made.items()}
+    return {called.get(str(name), name): states for name, states in held.items()}
 
 
 def run_values(carried: Mapping[object, object]) -> dict[object, object]:

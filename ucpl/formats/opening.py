@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
 from attrs import evolve
 
-from ucpl.errors import Label, fail
+from ucpl.errors import Label, UcplError, fail
 from ucpl.extents.containers import Container
 from ucpl.files.checkpoint import Checkpoint, Framework, Order
 from ucpl.files.described import found_at, reject_stranger
@@ -19,8 +20,9 @@ from ucpl.files.header_watch import watched
 from ucpl.files.scalars import number_of
 from ucpl.formats.folders import container_of
 from ucpl.formats.folders.steps import RunFacts
-from ucpl.formats.overlooked import is_of_training, optimizers_next_to
+from ucpl.formats.overlooked import is_of_an_optimizer, is_of_training, optimizers_next_to
 from ucpl.registry import format_named, formats
+from ucpl.storage.joined import SIGN
 
 
 @cache
@@ -76,6 +78,8 @@ def open_checkpoint(
             if around is not None and around.kind.strategies and opened.tag is None and around.kind.tag:
                 opened = evolve(opened, tag=around.kind.tag)  # of an engine's folder, if that is the target
             return evolve(opened, container=around)
+    if stat.S_ISREG(mode) and (folder := _folder_of(path)) is not None:
+        fail("E435", f"{path} is one file of a checkpoint", Label(str(path)), remedy=f"name the checkpoint: {folder}")
     reject_stranger(path)
     below = _below(path) or _of_language(path)
     found = found_at(path) if not below else None
@@ -137,8 +141,25 @@ def _of_language(path: Path) -> str:
     return f"{path} is a text: its layouts are called, as in '{path}:NAME()'; `ucpl check {path}` reads it"
 
 
+def _folder_of(file: Path) -> Path | None:
+    """The folder of a checkpoint with this file, or None."""
+    for folder in list(file.parents)[:_UP]:
+        for one in formats().values():
+            try:
+                if framework(one.name).recognises(folder):
+                    opened = framework(one.name).open(folder)
+                    return folder if any(opened.root / name == file for name in opened.files) else None
+            except (UcplError, OSError):  # another file of it is damaged
+                return None
+    return None
+
+
+_UP = 2  # folders around a file
 _DEPTH = 3  # folders below one that is no checkpoint, in which checkpoints are looked for
 _FOLDERS = 200  # that are looked at, of each depth
+_SHOWN = 6  # of them that an error names
+_FILES = 20  # that are looked at
+_PART = re.compile(r"-of-[0-9]|rank_?[0-9]|_states?[.]")  # of the name of a file that is one of several
 
 
 def _below(path: Path) -> str:
@@ -146,19 +167,44 @@ def _below(path: Path) -> str:
     if not path.is_dir():
         return ""
     level = [path]
-    for _ in range(_DEPTH):
+    for depth in range(_DEPTH):
+        files = _files_in(path) if not depth else []
         level = [c for one in level for c in _folders_in(one)][:_FOLDERS]
-        found = [c for c in level if any(framework(one).recognises(c) for one in formats())]
+        found = [c for c in (*files, *level) if _is_known(c)]
         if found:
             found = [c for c in found if not is_of_training(c.name)] or found
-            newest = max(found, key=lambda c: (*_number_of(c, path), str(c)))
+            found.sort(key=lambda c: (*_number_of(c, path), str(c)))
+            if len(runs := {re.sub("[0-9]+", "#", str(c.relative_to(path))): c for c in found}) > 1:  # the newest step
+                shown = ", ".join(sorted(map(str, runs.values()))[:_SHOWN])
+                return f"name one of the {len(runs)} in it: {shown}" + ", ..." * (len(runs) > _SHOWN)
+            newest = found[-1]
             if near := optimizers_next_to(newest):
-                return (
-                    f"its model, {newest}, and its optimizer, {newest.parent / near[0]}, are apart and are not read as one:"
-                    " name the model's path, and convert its weights with --weights-alone"
+                other = newest.parent / near[0]
+                return f"its model, {newest}, and its optimizer, {other}, are apart: " + (
+                    "name the model's path, and convert its weights with --weights-alone"
+                    if other.suffix == ".safetensors"
+                    else f"{newest}{SIGN}{other} names both, and --weights-alone converts the model alone"
                 )
             return f"name one checkpoint in it, such as {newest}"
     return ""
+
+
+def _is_known(path: Path) -> bool:
+    try:
+        return any(framework(one).recognises(path) for one in formats())
+    except UcplError:  # it is damaged
+        return False
+
+
+def _files_in(path: Path) -> list[Path]:
+    """Files of a folder that may be a checkpoint each.
+
+    Not those whose names differ in a number alone: they may be parts of one.
+    """
+    files = sorted(c for c in path.iterdir() if c.is_file() and not is_of_an_optimizer(c.name))
+    alike = Counter(re.sub("[0-9]+", "#", c.name) for c in files)
+    files = [c for c in files if alike[re.sub("[0-9]+", "#", c.name)] == 1]
+    return [c for c in files if not _PART.search(c.name)][:_FILES]
 
 
 def _folders_in(path: Path) -> list[Path]:

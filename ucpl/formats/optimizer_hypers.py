@@ -11,15 +11,16 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from ucpl.errors import Label, fail
-from ucpl.files.groups import Hyper
+from ucpl.files.groups import Hyper, named_hyper
+from ucpl.files.masters import FP32, SETTING
 from ucpl.formats.leaving import empty_tensors
 from ucpl.registry import format_named
 
 if TYPE_CHECKING:
-    from ucpl.extents import Structure
+    from ucpl.extents import ParameterGroup, Structure
     from ucpl.files.checkpoint import Checkpoint
 
-__all__ = ["NUMBERED", "advice", "completed", "frozen_in_no_group"]
+__all__ = ["NUMBERED", "advice", "completed", "frozen_in_no_group", "masters_as_states", "members_without_states"]
 
 _SHOWN = 3
 NUMBERED = (
@@ -48,13 +49,15 @@ _KNOWN = frozenset(
 ) | _SIGNS | _NEUTRAL.keys()  # fmt: skip
 
 
-def completed(source: Checkpoint, structure: Structure, hyper: Hyper, members: Collection[str]) -> dict[str, object]:
+def completed(source: Checkpoint, structure: Structure, group: ParameterGroup) -> dict[str, object]:
     """Add the keys of torch.optim.Adam that the source or the target determines.
+
+    torch's names of a group's parameters (`param_names`) are those of the target's group.
 
     Raises: UcplError E471 if the target states another `decoupled_weight_decay` than the source.
     """
-    states = {state for tensor in structure.tensors if tensor.name in members for state in tensor.states}
-    stated = _stated(structure)
+    states = {state for tensor in structure.tensors if tensor.name in group.members for state in tensor.states}
+    stated, hyper = _stated(structure), named_hyper(group.hyper, group.every)
     if not states >= _ADAM or not (stated is not None or _is_adam(hyper)):
         return dict(hyper)
     made = {"amsgrad": "max_exp_avg_sq" in states, **_NEUTRAL}
@@ -99,6 +102,36 @@ def frozen_in_no_group(source: Checkpoint, structure: Structure, consequence: st
     return (f"no file of the source states the groups of frozen parameters ({names}){consequence}.{which}",)
 
 
+def masters_as_states(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+    """Advice on masters of another format that a target keeps as states."""
+    if source.format == structure.framework or not structure.settings.get("masters"):
+        return ()
+    state = str(structure.settings.get(SETTING, FP32))
+    flag = "fp16" if structure.settings.get("fp16") else "bf16"
+    return (
+        f"the masters are the states `{state}`, which torch's own optimizers do not use:"
+        f" --to '{structure.framework}(..., {flag} = 0)' has them as the weights",
+    )
+
+
+def members_without_states(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+    """Advice on members of groups without states in the source.
+
+    torch makes the states at the first gradient. Engines make them for each trained parameter.
+    """
+    if format_named(source.state.framework).has_engine or not any(tensor.states for tensor in structure.tensors):
+        return ()
+    listed = {name for group in source.state.groups for name in group.every}
+    found = [tensor.name for tensor in structure.tensors if tensor.kind == "frozen" and tensor.name in listed]
+    if not found:
+        return ()
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return (
+        f"{', '.join(found[:_SHOWN])}{more}: in groups of the source's optimizer, without states, since frozen or not reached"
+        f" by a gradient. The target takes them for frozen; --train {found[0]} trains them, with states of zero",
+    )
+
+
 def _of_empty(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
     """Parameters without elements whose group the source's files do not state."""
     if not format_named(source.format).omits_empty_states or len(structure.groups) == 1:
@@ -118,7 +151,7 @@ def _of_keys(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
     added: dict[str, object] = {}
     is_open = False
     for group in source.state.groups:
-        made = completed(source, structure, group.hyper, group.members)
+        made = completed(source, structure, group)
         added |= {key: value for key, value in made.items() if key not in group.hyper}
         is_open |= _lacks_kind(structure, group.members, made)
     out = []

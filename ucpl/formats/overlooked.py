@@ -28,7 +28,7 @@ _TRACKERS = (*POINTERS, "latest_checkpointed_iteration.txt", "latest_checkpointe
 _WHY = "it is no part of the checkpoint that is read"
 _STATE = "its optimizer state is in a form that is not read"
 _OF_TRAINING = re.compile(r"train(?:ing|er)?(?:[_-]?states?)?", re.IGNORECASE)  # folders that hold an optimizer's
-_NEXT_TO_IT = "an optimizer's state is next to these weights, and is not read"
+_NEXT_TO_IT = "an optimizer's state is next to these weights, and is not read: MODEL+OPTIMIZER names both"
 
 
 def is_of_training(name: str) -> bool:

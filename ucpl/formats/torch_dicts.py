@@ -14,11 +14,10 @@ from attrs import field
 
 from ucpl.extents import Key, TensorRef
 from ucpl.files.inert import HOLDERS
-from ucpl.files.known_objects import NUMPY_MODULES
-from ucpl.files.texts import is_text
 from ucpl.files.values import Value
 from ucpl.files.wrappers import LOOSE, are_kept, bare
 from ucpl.records import frozen
+from ucpl.texts import is_text
 
 __all__ = [
     "Dicts",
@@ -30,6 +29,7 @@ __all__ = [
     "is_optimizer",
     "is_schedule",
     "is_wrapped",
+    "joined",
     "named_tensors",
 ]
 
@@ -45,9 +45,6 @@ _AVERAGE = re.compile(
 # Classes of values that training scripts save next to state dicts.
 VALUES = (
     HOLDERS
-    | frozenset(("collections.defaultdict", "pathlib.PurePosixPath"))
-    | frozenset(f"builtins.{name}" for name in ("bool", "dict", "float", "int", "list", "set", "str", "tuple"))
-    | frozenset(f"{module}._frombuffer" for module in NUMPY_MODULES)
     # torchao's states, which torchao itself allows in files (add_safe_globals)
     | frozenset(f"torchao.optim.subclass_{kind.lower()}.OptimState{kind}" for kind in ("8bit", "4bit", "Fp8"))
 )
@@ -176,6 +173,24 @@ def named_tensors(model: Value, lead: str | None = None, *, any_lead: bool = Fal
     extra = {name: one for name, one in held.items() if not isinstance(one, TensorRef)}
     out = {names[name]: one for name, one in tensors.items()}
     return Named(out, {names[name]: name for name in tensors}, _ties(out), extra, found, names)
+
+
+def joined(models: Mapping[Key, Named]) -> Named:
+    """The tensors of several models as one.
+
+    Names begin with the places of the models.
+    """
+    ways = {place: ".".join(map(str, place)) + "." for place in models}
+    tensors = {way + name: one for place, way in ways.items() for name, one in models[place].tensors.items()}
+    return Named(
+        tensors,
+        {way + name: way + one for place, way in ways.items() for name, one in models[place].stored.items()},
+        _ties(tensors),
+        {way + name: one for place, way in ways.items() for name, one in models[place].extra.items()},
+        by_stored={
+            way + one: way + name for place, way in ways.items() for one, name in models[place].by_stored.items()
+        },
+    )
 
 
 def _bare_names(stored: list[str], lead: str | None, *, any_lead: bool) -> tuple[dict[str, str], str]:

@@ -7,7 +7,7 @@ more than one assignment remains, the optimizer is refused (E446).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from itertools import pairwise, permutations
 from math import prod
 from pathlib import Path
@@ -17,20 +17,23 @@ import numpy as np
 from attrs import evolve, field
 
 from ucpl.errors import Label, UcplError, fail, plural
-from ucpl.extents import Call, Counted, Extent, Key, ParameterGroup, Step, TensorRef
-from ucpl.files.carrying import lifted
-from ucpl.files.checkpoint import Order
-from ucpl.files.scalars import is_counted
+from ucpl.extents import Call, Counted, Extent, Key, ParameterGroup, Scalar, Step, TensorRef
+from ucpl.extents.account import NotRead
+from ucpl.files.carrying import Storages, lifted
+from ucpl.files.checkpoint import Checkpoint, Order
+from ucpl.files.scalars import is_counted, number_of
 from ucpl.files.skipping import skips
 from ucpl.files.torch_files import TorchFile
+from ucpl.files.unknown import unknown_keys
 from ucpl.files.values import Value
-from ucpl.formats.leaving import OPTIMIZER_VALUES
+from ucpl.formats.leaving import EMPTY, OPTIMIZER_VALUES, empty_tensors
 from ucpl.formats.matching import Shape, Slots, Unclear, match
-from ucpl.formats.torch_dicts import Named, named_tensors
+from ucpl.formats.torch_dicts import Named, joined, named_tensors
 from ucpl.records import frozen
 
 __all__ = [
     "EXTRA",
+    "REMEDY",
     "are_determined",
     "NamedOptimizer",
     "OptimizerFacts",
@@ -38,6 +41,8 @@ __all__ = [
     "fits",
     "is_conventional",
     "named_optimizers",
+    "noted_empty",
+    "put_numbers",
     "read_facts",
     "state_dict_of",
 ]
@@ -45,6 +50,12 @@ __all__ = [
 EXTRA = OPTIMIZER_VALUES
 _STEP = "step"
 _NAMES = "param_names"
+REMEDY = (
+    "--order names.txt gives the names in the optimizer's order. The training script writes it: names = {p: n for n, p in"
+    " model.named_parameters()}; print(*(names[p] for g in optimizer.param_groups for p in g['params']), sep='\\n',"
+    " file=open('names.txt', 'w')). --order model: the groups follow each other in the model's order. --weights-alone leaves"
+    " the optimizer out"
+)
 STATED = "ucpl_names"  # a key of a state dict that a conversion wrote: names by group, if shapes do not determine them
 _PARAMS = "params"
 _CONVENTIONAL = ("weight", "bias")  # last steps of names of parameters in modules of torch
@@ -90,16 +101,16 @@ def is_conventional(name: str, shape: Shape) -> bool:
 
 
 def named_optimizers(
-    optimizers: Sequence[Value], model: Named, order: Order | None = None, remedy: str = ""
+    optimizers: Sequence[Value], model: Named, order: Order | None = None
 ) -> tuple[NamedOptimizer, ...]:
     """Names for the numbers of all optimizers of one model.
 
-    remedy: the text to type if they are ambiguous. Raises: UcplError E446 if there is no assignment, or more than one;
+    Raises: UcplError E446 if there is no assignment, or more than one;
     E466 if the caller's order does not fit.
     """
     candidates = candidates_of(model)
     groups = [group for n, one in enumerate(optimizers) for group in _groups(n, one, candidates)]
-    names, how = _names(groups, model, candidates, order, remedy)
+    names, how = _names(groups, model, candidates, order)
     out = []
     for n, one in enumerate(optimizers):
         mine = [(group, said) for group, said in zip(groups, names, strict=True) if group.optimizer == n]
@@ -122,6 +133,19 @@ def fits(optimizers: Sequence[Value], model: Named) -> bool:
         return None not in model.find_all(names)
     made = match([*candidates.items()], [_slots(group) for group in groups])
     return not isinstance(made, Unclear) or made.is_several
+
+
+def trains_all(optimizer: Value, models: Mapping[Key, Named]) -> bool:
+    """Test whether an optimizer has parameters of each model.
+
+    There must be one assignment of its numbers, to the tensors of all models.
+    """
+    try:
+        [made] = named_optimizers([optimizer], joined(models))
+    except UcplError:
+        return False
+    names = [name for group in made.groups for name in group]
+    return all(any(name in joined({place: one}).tensors for name in names) for place, one in models.items())
 
 
 def candidates_of(model: Named) -> dict[str, Shape]:
@@ -257,10 +281,10 @@ Names = list[list[str]]  # of each group
 
 
 def _names(
-    groups: list[_Group], model: Named, candidates: Mapping[str, Shape], order: Order | None, remedy: str
+    groups: list[_Group], model: Named, candidates: Mapping[str, Shape], order: Order | None
 ) -> tuple[Names, str]:
     if order is not None:
-        return _said(groups, model, candidates, order, remedy), order.origin
+        return _said(groups, model, candidates, order.take()), order.origin
     if (stated := _stated_names(groups, model)) is not None:
         return stated
     listed = [*candidates.items()]
@@ -268,13 +292,13 @@ def _names(
         made = _of_elements(listed, groups[0], elements)
         if not isinstance(made, Unclear):
             return made, "the elements of the optimizer's state, in the order of the model's state dict"
-        _reject(made, groups, candidates, remedy)
+        _reject(made, groups, candidates)
     first = match(listed, [_slots(group) for group in groups])
     made = match(listed, [_slots(group, is_conventional) for group in groups]) if isinstance(first, Unclear) else first
     if not isinstance(made, Unclear):
         return made, "shapes of the optimizer's states, in the order of the model's state dict"
     assert isinstance(first, Unclear)
-    _reject(first, groups, candidates, remedy)
+    _reject(first, groups, candidates)
 
 
 def _of_elements(listed: list[tuple[str, Shape]], group: _Group, elements: int) -> Names | Unclear:
@@ -331,7 +355,7 @@ def _names_in(group: _Group) -> tuple[str, ...] | None:
     return None
 
 
-def _said(groups: list[_Group], model: Named, candidates: Mapping[str, Shape], order: Order, remedy: str) -> Names:
+def _said(groups: list[_Group], model: Named, candidates: Mapping[str, Shape], order: Order) -> Names:
     """Names by the caller's order, group after group."""
     rooms = [len(group.params) for group in groups]
     if not order.names:
@@ -340,7 +364,7 @@ def _said(groups: list[_Group], model: Named, candidates: Mapping[str, Shape], o
         one = Slots(len(shapes), lambda _, shape, at: shapes[at] is None or shape in (shapes[at] or ()))
         made = match([*candidates.items()], [one])
         if isinstance(made, Unclear):
-            _reject(made, [_joined(groups)], candidates, remedy)
+            _reject(made, [_joined(groups)], candidates)
         return [made[0][a:b] for a, b in pairwise(bounds)]
     whose = Label(str(groups[0].value.path), where="param_groups") if groups else Label("<optimizer>")
     names = order.at(0) or ()
@@ -376,24 +400,34 @@ def _joined(groups: list[_Group]) -> _Group:
     )
 
 
-def _reject(unclear: Unclear, groups: list[_Group], candidates: Mapping[str, Shape], remedy: str) -> NoReturn:
+def _reject(unclear: Unclear, groups: list[_Group], candidates: Mapping[str, Shape]) -> NoReturn:
     first = groups[0].value
     rooms = [len(group.params) for group in groups]
     label = Label(str(first.path), f"groups of {rooms} parameters", where="param_groups")
     if not unclear.is_several:
+        count = sum(rooms)
+        what = f"{first.file}: the optimizer numbers {plural(count, 'parameter')}, and the model has"
+        if count > len(candidates):
+            fail(
+                "E446",
+                f"{what} {plural(len(candidates), 'tensor')} that can be trained",
+                label,
+                remedy="the optimizer is of another model, or the state dict lacks some of its parameters: --weights-alone"
+                " leaves the optimizer out",
+            )
         fail(
             "E446",
-            f"{first.file}: the optimizer's numbers fit no {plural(sum(rooms), 'parameter')} of the model's"
-            f" {len(candidates)}",
+            f"{what} no {plural(count, 'tensor')} with the shapes of their states in this order",
             label,
-            remedy=remedy,
+            Label(str(first.path), f"{len(candidates)} that can be trained", where="the model"),
+            remedy=REMEDY,
         )
     if not unclear.places:
         fail(
             "E446",
             f"{first.file}: the optimizer's numbers fit the model's parameters in several ways",
             label,
-            remedy=remedy,
+            remedy=REMEDY,
             about=unclear,
         )
     may = [f"number {at} of group {g}" if g >= 0 else "no number" for g, at in unclear.places]
@@ -404,7 +438,7 @@ def _reject(unclear: Unclear, groups: list[_Group], candidates: Mapping[str, Sha
         f" {', or '.join(may)}",
         label,
         Label(str(first.path), f"of the same shape: {', '.join(alike[:6])}{', ...' if len(alike) > 6 else ''}"),
-        remedy=remedy,
+        remedy=REMEDY,
         about=unclear,
     )
 
@@ -427,6 +461,8 @@ class OptimizerFacts:
     groups: tuple[ParameterGroup, ...] = ()
     extra: dict[str, dict[str, object]] = field(factory=dict)
     read: set[Key] = field(factory=set)
+    not_read: list[NotRead] = field(factory=list)  # keys that are neither states of a parameter nor groups
+    empty: dict[str, dict[str, str]] = field(factory=dict)  # dtypes of states without elements, by parameter
 
 
 def read_facts(
@@ -452,14 +488,24 @@ def read_facts(
         names = one.groups[g]
         members = tuple(name for name in names if name in trained and 0 not in shapes[name])
         row = one.value.at("param_groups").items()[g]
-        hyper = {key: lifted(inner.held, part.file) for key, inner in row.named() if key not in (_PARAMS, _NAMES)}
+        hyper = {key: lifted(inner.held, part.file) for key, inner in row.named() if key != _PARAMS}
         made.append(ParameterGroup(said, members, hyper, names if names != members else ()))
     found = OptimizerFacts(groups=tuple(made))
+    for one in optimizers.values():
+        found.not_read.extend(_unread(one.value))
     kinds = _kinds(held, shapes, [group.members for group in made])
     for name, states in held.items():
         mine = dict.fromkeys(states, "other") if name in of_all else kinds
         _sort(found, part, (name, states), mine, shapes[name], lead)
     return found
+
+
+def _unread(optimizer: Value) -> Iterator[NotRead]:
+    """Keys of an optimizer that no target keeps."""
+    lead = "".join(f"{step}/" for step in optimizer.key)
+    yield from unknown_keys(optimizer.file, optimizer.held, ("state", "param_groups", STATED), lead, "torch")
+    params = {one.held for group in optimizer.at("param_groups").items() for one in group.at(_PARAMS).items()}
+    yield from unknown_keys(optimizer.file, optimizer.at("state").held, params, f"{lead}state/", "torch")
 
 
 def _kinds(
@@ -507,6 +553,8 @@ def _sort(
         if kind == "element" and isinstance(one, TensorRef):
             if prod(shape):
                 found.payload[*lead, name, state] = part.extent((*lead, name, state), one)
+            else:
+                found.empty.setdefault(name, {})[state] = one.storage.dtype
             found.read.add(value.key)
             mine.append(state)
         elif kind == "number" and isinstance(one, TensorRef):
@@ -540,6 +588,53 @@ def state_dict_of(
         "param_groups": [{**hyper, _PARAMS: [number[name] for name in names]} for names, hyper in groups],
     }
     return {**made, STATED: [list(names) for names, _ in groups]} if is_named else made
+
+
+def put_numbers(source: Checkpoint, storages: Storages, states: MutableMapping[str, dict[str, object]]) -> None:
+    """Put a source's numbers and states of other forms into states.
+
+    A number is a tensor if the source has a tensor. Those of tensors without elements have the form of the others: torch
+    adds 1 to the steps of all parameters at once, and these are tensors.
+    """
+    scalars, extents = source.state.scalars, source.scalar_extents
+
+    def in_form(value: object, extent: Extent | None) -> object:
+        is_tensor = isinstance(value, Scalar) and extent is not None
+        return storages.extent(extent) if is_tensor and extent is not None else number_of(value)
+
+    for name, one in empty_tensors(source.state, source.root).items():
+        for state, number in one.numbers.items():
+            held, of = scalars.get(state, {}), extents.get(state, {})
+            alike = next((other for other, value in held.items() if number_of(value) == number and other in of), None)
+            made = number if alike is None else in_form(held[alike], of[alike])
+            states.setdefault(name, {})[state] = made
+    for state, values in scalars.items():
+        for name, value in values.items():
+            states.setdefault(name, {})[state] = in_form(value, extents.get(state, {}).get(name))
+    extra = source.state.blobs.get(OPTIMIZER_VALUES)
+    for name, more in extra.items() if isinstance(extra, dict) else ():
+        states.setdefault(str(name), {}).update(storages.value(more))
+
+
+def noted_empty(named: Named, facts: OptimizerFacts) -> dict[str, object]:
+    """The blob of tensors without elements.
+
+    Their states and numbers are taken out of the facts.
+    """
+    listed = {name for group in facts.groups for name in group.every}
+    noted = {}
+    for name, one in named.tensors.items():
+        if prod(one.shape):
+            continue
+        numbers = {state: number_of(per.pop(name)) for state, per in facts.scalars.items() if name in per}
+        for extents in facts.scalar_extents.values():
+            extents.pop(name, None)
+        facts.states.pop(name, None)
+        is_buffer = bool(facts.groups) and name not in listed
+        noted[name] = {"dtype": one.storage.dtype, "shape": list(one.shape), "buffer": is_buffer}
+        noted[name] |= {"states": facts.empty[name]} if name in facts.empty else {}
+        noted[name] |= {"numbers": numbers} if numbers else {}
+    return {EMPTY: noted} if noted else {}
 
 
 def are_determined(model: object, optimizers: Mapping[str, object], groups: Sequence[tuple[str, ...]]) -> bool:

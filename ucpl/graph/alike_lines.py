@@ -1,4 +1,4 @@
-"""Kin: lines that are cut alike, joined once.
+"""Lines that are cut alike, joined once.
 
 The moves of a first tensor are those of all that are stored as it is.
 """
@@ -10,13 +10,15 @@ from collections import defaultdict
 import numpy as np
 from attrs import evolve
 
-from ucpl.graph.graph import Graph, Joined, Joint, Kin, Lanes
+from ucpl.graph.graph import AlikeLines, Graph, Joined, Joint, Lanes
 from ucpl.placement import Part, Placement
 
-__all__ = ["each_kin", "kin_of"]
+__all__ = ["each_alike_line", "alike_lines_of"]
 
 
-def kin_of(lanes: Lanes, source: Placement, target: Placement, common: dict[str, int]) -> tuple[Kin, ...]:
+def alike_lines_of(
+    lanes: Lanes, source: Placement, target: Placement, common: dict[str, int]
+) -> tuple[AlikeLines, ...]:
     """Groups of tensors that are stored alike on both sides.
 
     Each has two or more, and each tensor is alone in a part. Parts of one kind share the columns of their boxes:
@@ -33,7 +35,7 @@ def kin_of(lanes: Lanes, source: Placement, target: Placement, common: dict[str,
     for group in found.values():
         if len(group) > 1:
             tensors, sources, targets = (np.array(c, dtype=np.int64) for c in zip(*group, strict=True))
-            out.append(Kin((group[0][1], group[0][2]), tensors, sources, targets))
+            out.append(AlikeLines((group[0][1], group[0][2]), tensors, sources, targets))
     return tuple(out)
 
 
@@ -52,7 +54,7 @@ def _alone(placement: Placement, parts: tuple[int, ...]) -> dict[str, int]:
     }
 
 
-def each_kin(graph: Graph) -> Graph:
+def each_alike_line(graph: Graph) -> Graph:
     """Moves of a first tensor, repeated for all that are stored alike.
 
     before: layers.0.w, rows 0 and 1     after: layers.0.w, layers.1.w, ... each with rows 0 and 1 of its own stored
@@ -64,21 +66,21 @@ def each_kin(graph: Graph) -> Graph:
 def _told(graph: Graph, joint: Joint, moves: Joined) -> Joint:
     tables = []
     left = np.ones(len(moves), dtype=np.bool_)
-    for kin in joint.kin:
-        mine = (moves.source_part == kin.first[0]) & (moves.target_part == kin.first[1])
+    for alike in joint.alike:
+        mine = (moves.source_part == alike.first[0]) & (moves.target_part == alike.first[1])
         left &= ~mine
-        m, n = moves.take(mine), len(kin.tensors)
-        source = np.array([graph.reads[s].first for s in kin.sources.tolist()], dtype=np.int64)
-        target = np.array([graph.writes[t].first for t in kin.targets.tolist()], dtype=np.int64)
+        m, n = moves.take(mine), len(alike.tensors)
+        source = np.array([graph.reads[s].first for s in alike.sources.tolist()], dtype=np.int64)
+        target = np.array([graph.writes[t].first for t in alike.targets.tolist()], dtype=np.int64)
         each = np.repeat(np.arange(n), len(m))
         rows = m.take(np.tile(np.arange(len(m)), n))
         tables.append(
             rows.replace(
-                tensor=kin.tensors[each],
+                tensor=alike.tensors[each],
                 source=rows.source + ((source - source[0]) << graph.spaces[0].bits)[each],
                 target=rows.target + ((target - target[0]) << graph.spaces[1].bits)[each],
-                source_part=kin.sources[each],
-                target_part=kin.targets[each],
+                source_part=alike.sources[each],
+                target_part=alike.targets[each],
             )
         )
-    return evolve(joint, kin=(), moves=Joined.concat([moves.take(left), *tables], moves.width))
+    return evolve(joint, alike=(), moves=Joined.concat([moves.take(left), *tables], moves.width))

@@ -16,7 +16,7 @@ from attrs import evolve, field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Key
-from ucpl.graph.alike_lines import kin_of
+from ucpl.graph.alike_lines import alike_lines_of
 from ucpl.graph.copies import Chosen, choose
 from ucpl.graph.coverage import covered, supplied
 from ucpl.graph.graph import Drawn, Graph, Joint, Lanes, SourceBoxes, TargetBoxes
@@ -305,7 +305,7 @@ class _Drawing:
         out = []
         for route in routes:
             lanes = route.lanes
-            gaps = self.filler.lacking(lanes.sources, route.wanted, sides)
+            gaps = self.filler.lacking(lanes.state, lanes.sources, route.wanted, sides)
             if gaps and route.scales is None:
                 open_ = self.fill(MissingBoxes(lanes.state, lanes.targets, gaps), sides, writes)
                 gaps = {path: boxes for path, boxes in gaps.items() if path not in open_}
@@ -336,12 +336,12 @@ class _Drawing:
         lanes = tuple(r.lanes for r in routes)
         k = max(1, here.width, there.width)
         common = {path: i for i, path in enumerate(self.target.tensors)}
-        kin = () if route.gaps else kin_of(lanes[0], self.source, self.target, common)
+        alike = () if route.gaps else alike_lines_of(lanes[0], self.source, self.target, common)
         # Of tensors that are stored alike, the first one is joined: the others follow from it.
-        rest = {t for one in kin for t in one.tensors[1:].tolist()}
+        rest = {t for one in alike for t in one.tensors[1:].tolist()}
         wanted = frozenset(p for p in route.wanted if common[p] not in rest)
-        sources = _without(lanes[0].sources, [n for one in kin for n in one.sources[1:].tolist()])
-        targets = _without(lanes[0].targets, [n for one in kin for n in one.targets[1:].tolist()])
+        sources = _without(lanes[0].sources, [n for one in alike for n in one.sources[1:].tolist()])
+        targets = _without(lanes[0].targets, [n for one in alike for n in one.targets[1:].tolist()])
         rows = rows_of(here.numbered(sources), here.space, self.renumber(self.source, common, wanted), k)
         kept = rows_of(there.numbered(targets), there.space, self.renumber(self.target, common, wanted), k)
         chosen = choose(rows, here.is_alias, here)
@@ -361,7 +361,7 @@ class _Drawing:
             self.net.add_edges_from((node, writes[lane.targets[i]]) for lane in lanes)
         for kind, over, boxes in self.by_value(_kinds(chosen), lanes[0]):
             digits = self.source.digits(over)
-            joint = Joint(kind, lanes, route.is_derived, kin, digits, scaled=route.scales is not None)
+            joint = Joint(kind, lanes, route.is_derived, alike, digits, scaled=route.scales is not None)
             self.net.add_edges_from((joint, node) for node in splits)
             for n in sources:
                 mine = boxes.part == n

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from typing import NoReturn
 
 from attrs import evolve
 
@@ -230,7 +231,9 @@ class _Settler:
             self.give(self.sources, source, b, whole and whole[0])
             return
         if bits_of(a) != bits_of(b) and not self.stated.get(target):  # a flat buffer of tensors of several dtypes
-            b = wide(b, a)
+            if not (both := wide(b, a)):
+                self.share_no_type(state, self.graph.sources[source], self.graph.targets[target], (a, b))
+            b = both
             self.give(self.targets, target, b, whole and whole[1])
         if bits_of(a) == bits_of(b) or bits_of(b) in AS_U8:  # keep_bits reports the fate of the latter
             return
@@ -252,6 +255,15 @@ class _Settler:
             Label(a.file, dtypes[0], where="/".join(map(str, a.key))),
             at(span, dtypes[1]) if span.line else Label(b.file, dtypes[1], where="/".join(map(str, b.key))),
             remedy=f"keep {dtypes[0]}, or write `dtype {dtypes[1]} lossy` on the entry",
+        )
+
+    def share_no_type(self, state: str, a: StoredTensor, b: StoredTensor, dtypes: tuple[str, str]) -> NoReturn:
+        fail(
+            "E306",
+            f"{state} of `{b.label}` is one buffer of {dtypes[0]} and {dtypes[1]}, and no type holds the values of both",
+            Label(a.file, dtypes[0], where="/".join(map(str, a.key))),
+            Label(b.file, dtypes[1], where="/".join(map(str, b.key))),
+            remedy="freeze or drop the parameters of one of these types, or take a target that stores each tensor apart",
         )
 
     def fill(self, fill: Fill, write: Node) -> None:

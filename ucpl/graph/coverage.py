@@ -48,7 +48,7 @@ def covered(
     for path, filled in (gaps or {}).items():
         held[common[path]] += sum(int((high - low).prod()) for low, high in filled)
     for path in sorted(wanted, key=lambda p: common[p]):
-        tensor = side.named.placed[path]
+        tensor = side.named.placed[path].of(state)
         if held[common[path]] == tensor.numel:
             continue
         mine = rows.take(rows.tensor == common[path])

@@ -19,7 +19,7 @@ from ucpl.tables import I64, Moves, Space
 from ucpl.tables.operations import Digits, Flow, Node, Read, Write, flows, net_text
 from ucpl.tables.table import column
 
-__all__ = ["Drawn", "Graph", "Joined", "Joint", "Kin", "Lanes", "SourceBoxes", "TargetBoxes"]
+__all__ = ["Drawn", "Graph", "Joined", "Joint", "AlikeLines", "Lanes", "SourceBoxes", "TargetBoxes"]
 
 
 @frozen(slots=False)
@@ -45,7 +45,7 @@ class Lanes:
 
 
 @frozen(eq=False)
-class Kin:
+class AlikeLines:
     """Tensors that are stored as a first one is.
 
     Each is alone in a part of either side: their moves are its moves, elsewhere.
@@ -107,7 +107,7 @@ class Joint:
     kind: str
     lanes: tuple[Lanes, ...]
     derived: bool
-    kin: tuple[Kin, ...] = ()
+    alike: tuple[AlikeLines, ...] = ()
     over: Digits = ()  # of a mean or sum: the axes along which its members differ
     moves: Joined | None = None
     scaled: bool = False

@@ -58,7 +58,7 @@ def _kept(source: Placement, target: Placement) -> tuple[dict[Dim, int], tuple[s
         pairs = [
             (here[origin].get(dim), there[state].get(dim))
             for state, origin in _origins(source, target, path)
-            if path in target.layout.tensors
+            if path in target.layout.tensors and number not in dict(source.layout.tensors[path].lacks).get(origin, ())
         ]
         if not pairs:
             continue  # the tensor, or its stored form, is left out, which another message reports
@@ -112,23 +112,24 @@ def _by_state(placement: Placement) -> dict[str, dict[Dim, LiveRows]]:
     for part in placement.parts:
         if part.live is not None:
             tables[part.state].append(part.live)
-    known: dict[tuple[int, ...], dict[Dim, LiveRows]] = {}
+    known: dict[tuple[object, ...], dict[Dim, LiveRows]] = {}
     out = {}
     for state, found in tables.items():
-        mark = tuple(id(t) for t in found)
+        mark = (state if state in placement.layout.reduced else "", *(id(t) for t in found))
         if mark not in known:
-            known[mark] = _counted(placement, Pieces.concat(found))
+            known[mark] = _counted(placement, Pieces.concat(found), state)
         out[state] = known[mark]
     return out
 
 
-def _counted(placement: Placement, live: Pieces) -> dict[Dim, LiveRows]:
+def _counted(placement: Placement, live: Pieces, state: str) -> dict[Dim, LiveRows]:
     out: dict[Dim, LiveRows] = {}
     for path, dim, rows in _by_dim(placement, live):
         low, high = live.low[rows], live.high[rows]
         once = distinct([*low.T, *high.T])
+        tensor = placement.layout.tensors[path].of(state)
         counts = np.ones(live.width, dtype=np.int64)
-        counts[: len(placement.layout.tensors[path].counts)] = placement.layout.tensors[path].counts
+        counts[: len(tensor.counts)] = tensor.counts
         first, most = int(counts[dim]), int(high[:, dim].max())
         begin, end = np.zeros_like(counts), counts.copy()
         begin[dim], end[dim] = first, most

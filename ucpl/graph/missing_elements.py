@@ -81,7 +81,7 @@ class Filler:
     # ------------------------------------------------------------------------------------------------
 
     def lacking(
-        self, parts: tuple[int, ...], wanted: Iterable[str], sides: tuple[GraphSide, GraphSide]
+        self, state: str, parts: tuple[int, ...], wanted: Iterable[str], sides: tuple[GraphSide, GraphSide]
     ) -> dict[str, list[Box]]:
         """Missing boxes of each tensor that these parts lack some of.
 
@@ -99,7 +99,7 @@ class Filler:
             np.add.at(held, some.tensor, some.volume)
         out: dict[str, list[Box]] = {}
         for path in sorted(chosen, key=lambda p: common[p]):
-            tensor = self.target.layout.placed[path]
+            tensor = self.target.layout.placed[path].of(state)
             if held[common[path]] >= tensor.numel and not len(primary.reduced):
                 continue
             mine = rows.take(rows.tensor == common[path])
@@ -111,7 +111,9 @@ class Filler:
     def whole(self, state: str, targets: list[int], wanted: set[str], k: int) -> MissingBoxes:
         """Tensors that the source lacks completely."""
         tensors = self.target.layout.placed
-        return MissingBoxes(state, tuple(targets), {p: [_whole(t, k)] for p, t in tensors.items() if p in wanted})
+        return MissingBoxes(
+            state, tuple(targets), {p: [_whole(t.of(state), k)] for p, t in tensors.items() if p in wanted}
+        )
 
     # ---- filled elements
     # ------------------------------------------------------------------------------------------------
@@ -206,7 +208,7 @@ class Filler:
         for n in parts:
             apart.place(n)
         spaced(apart)
-        return held, self.lacking(parts, held, (apart, there))
+        return held, self.lacking(state, parts, held, (apart, there))
 
     def nodes(
         self, gap: MissingBoxes, line: Filling, of: list[tuple[str, Box]], there: GraphSide

@@ -15,7 +15,7 @@ import networkx as nx
 import numpy as np
 from attrs import evolve
 
-from ucpl.graph.alike_lines import each_kin
+from ucpl.graph.alike_lines import each_alike_line
 from ucpl.graph.casts import settle
 from ucpl.graph.graph import Drawn, Graph, Joined, Joint, SourceBoxes, TargetBoxes
 from ucpl.graph.rows import StoredBoxes
@@ -196,4 +196,4 @@ def _dealt(
     return extract, way, Split(part.label, lanes, moves.target_side, value[1], part.lossy)
 
 
-PASSES: tuple[Pass, ...] = (meet, each_straight, each_joined, each_kin, settle, deal)
+PASSES: tuple[Pass, ...] = (meet, each_straight, each_joined, each_alike_line, settle, deal)

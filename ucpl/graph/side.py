@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -245,12 +245,28 @@ class GraphSide:
             return (layout.dtype_of(part.label, part.state),)
         if len(known) < 2:
             return (known.pop() if known else layout.state_dtypes.get(part.state, ""),)
-        # Tensors of several dtypes in one part: each stored tensor has the narrowest that holds all of its elements.
-        held: dict[int, dict[str, None]] = {}
-        for home, tensor in {*zip(part.pieces.home.tolist(), part.pieces.tensor.tolist(), strict=True)}:
-            held.setdefault(home, {})[of[tensor]] = None
+        # Tensors of several dtypes in one part: each stored tensor has the narrowest that holds all of its elements, and
+        # all that share a tensor have one.
+        pairs = {*zip(part.pieces.home.tolist(), part.pieces.tensor.tolist(), strict=True)}
+        held: dict[int, str] = {}
+        homes: dict[int, list[int]] = {}
+        for home, tensor in sorted(pairs):
+            held[home] = wide(held[home], of[tensor]) if home in held else of[tensor]
+            homes.setdefault(tensor, []).append(home)
+        _level(held, homes.values())
         other = next(iter(held.values()))
-        return tuple(wide(*held.get(i, other)) for i in range(len(part.homes)))
+        return tuple(held.get(i, other) for i in range(len(part.homes)))
+
+
+def _level(held: dict[int, str], shared: Collection[Sequence[int]]) -> None:
+    """Give stored tensors that hold parts of one tensor one dtype."""
+    is_done = False
+    while not is_done:
+        is_done = True
+        for some in shared:
+            both = wide(*(held[home] for home in some))
+            is_done &= all(held[home] == both for home in some)
+            held.update(dict.fromkeys(some, both))
 
 
 def _seen(stated: str | None, said: str) -> str:

@@ -10,7 +10,7 @@ from attrs import evolve
 from ucpl.errors import Label, fail
 from ucpl.extents.experts import Expert, Experts, expert_file
 from ucpl.extents.pipeline import Pipeline
-from ucpl.inference.over_edp import edp_for_dp, shapes_of, states_of
+from ucpl.inference.over_edp import edp_for_dp, groups_of_stacks, shapes_of, stacks, states_of
 from ucpl.inference.parallel import Base, Cuts, Extended, Note, extended, pattern
 from ucpl.inference.stages import arguments, stage_of, with_argument
 from ucpl.language import nodes
@@ -206,10 +206,8 @@ def with_experts(base: Base, dealt: DealtExperts, cuts: Cuts, name: str) -> Exte
         nodes.Mesh("expert", ("pp", *axes, *((TP,) if experts.is_within_tp else ()))),
     ]
     if stage_of(base) == 3:
-        from ucpl.inference import sliced_experts  # imports a store's rule for packing sub-groups
-
-        items += sliced_experts.entries(base, dealt.experts, dealt.ep)
-        items += sliced_experts.groups(base, dealt.experts, dealt.ep, own)
+        items += stacks(base, dealt.experts, dealt.ep)
+        items += groups_of_stacks(base, dealt.experts, dealt.ep, own)
     else:
         items += _expert_entries(base, dealt, cuts)
         items += _expert_groups(own, base.model, experts)

@@ -8,9 +8,20 @@ from pathlib import Path
 from ucpl.api import verify
 from ucpl.errors import Diagnostic, UcplError
 
-__all__ = ["SECONDS", "fault_in", "report"]
+__all__ = ["SavesVerified", "fault_in", "report"]
 
 SECONDS = 60.0  # for reading a save
+
+
+class SavesVerified:
+    """The parameters of a callback.
+
+    The first rank reads a save while the others wait. seconds: for reading. stop: a damaged save ends the job on all ranks;
+    otherwise each rank warns. Raises: RuntimeError.
+    """
+
+    def __init__(self, seconds: float = SECONDS, *, stop: bool = True) -> None:
+        self.seconds, self.stop = seconds, stop
 
 
 def fault_in(path: Path, seconds: float = SECONDS) -> str:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from lightning.pytorch import Callback
 
-from ucpl.integrations import SECONDS, fault_in, report
+from ucpl.integrations import SavesVerified, fault_in, report
 
 __all__ = ["UcplCallback"]
 
@@ -31,15 +31,8 @@ class Trainer(Protocol):
     strategy: Strategy
 
 
-class UcplCallback(Callback):  # type: ignore[misc,unused-ignore]
-    """Verify each checkpoint after it is saved.
-
-    The first rank reads it while the others wait. seconds: for reading. stop: a damaged save ends the job on all ranks;
-    otherwise each rank warns. Raises: RuntimeError.
-    """
-
-    def __init__(self, seconds: float = SECONDS, *, stop: bool = True) -> None:
-        self.seconds, self.stop = seconds, stop
+class UcplCallback(SavesVerified, Callback):  # type: ignore[misc,unused-ignore]
+    """Verify each checkpoint after it is saved."""
 
     def setup(self, trainer: Trainer, pl_module: object, stage: str) -> None:
         """Wrap the trainer's function: no hook comes after a save."""

@@ -13,7 +13,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 
-from ucpl.integrations import SECONDS, fault_in, report
+from ucpl.integrations import SavesVerified, fault_in, report
 
 __all__ = ["UcplCallback"]
 
@@ -30,15 +30,8 @@ class State(Protocol):
     global_step: int
 
 
-class UcplCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
-    """Verify each checkpoint after it is saved.
-
-    The first rank reads it while the others wait. seconds: for reading. stop: a damaged save ends the job on all ranks;
-    otherwise each rank warns. Raises: RuntimeError.
-    """
-
-    def __init__(self, seconds: float = SECONDS, *, stop: bool = True) -> None:
-        self.seconds, self.stop = seconds, stop
+class UcplCallback(SavesVerified, TrainerCallback):  # type: ignore[misc,unused-ignore]
+    """Verify each checkpoint after it is saved."""
 
     def on_save(self, args: Arguments, state: State, control: object, **kwargs: object) -> None:
         path = Path(args.output_dir, f"checkpoint-{state.global_step}")

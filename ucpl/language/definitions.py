@@ -29,6 +29,7 @@ class _Definition:
     name: str
     span: Span
     remedy: str = ""  # where it is this one that may be meant otherwise
+    is_parameter: bool = False  # of a model or layout
 
 
 def check_definitions(file: nodes.File, source: Source) -> None:
@@ -48,10 +49,10 @@ def check_definitions(file: nodes.File, source: Source) -> None:
                         source.label(statement.span, "defined here"),
                         remedy="give the model another name",
                     )
-                parameters = [_Definition("number", p.name, p.span) for p in statement.parameters]
+                parameters = [_Definition("number", p.name, p.span, is_parameter=True) for p in statement.parameters]
                 _check([*parameters, *(d for item in statement.items for d in _of_model(item))], source)
             case nodes.Layout():
-                parameters = [_Definition("number", p.name, p.span) for p in statement.parameters]
+                parameters = [_Definition("number", p.name, p.span, is_parameter=True) for p in statement.parameters]
                 items = [d for item in statement.items for d in _of_layout(item)]
                 _check([*parameters, *items], source)
             case _:
@@ -70,8 +71,16 @@ def _check(definitions: Iterable[_Definition], source: Source) -> None:
                 f"{what} is defined twice",
                 source.label(new.span, "defined again here"),
                 source.label(old.span, "first defined here"),
-                remedy=_SECOND_MESH if (new.kind, new.name) == ("mesh", "") else new.remedy or old.remedy,
+                remedy=_SECOND_MESH
+                if (new.kind, new.name) == ("mesh", "")
+                else _is_a_size(new.name)
+                if old.is_parameter and new.kind == "dim"
+                else new.remedy or old.remedy,
             )
+
+
+def _is_a_size(name: str) -> str:
+    return f"a parameter is a size, too: take `{name} = ...` out of the `dim` line, and write `{name}` among the dims"
 
 
 def _numbers(bindings: Iterable[nodes.Binding], kind: str) -> list[_Definition]:

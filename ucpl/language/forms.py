@@ -92,7 +92,7 @@ FORMS: dict[tuple[str, str], tuple[str, str]] = {
 _NEWER: dict[tuple[str, str], tuple[str, str]] = {  # of version 2, where it differs
     ("h", ""): ("a file starts with the version of the language", "ucpl 2"),
     ("m", "state"): (
-        "a state has its names, `:`, its element type, and perhaps `scalar` and `for` with its groups",
+        "a state has its names, `:`, its element type, and perhaps `scalar`, `for` with groups, `without` with dims",
         "state exp_avg, exp_avg_sq : f32 for decay",
     ),
     ("l", "state"): (

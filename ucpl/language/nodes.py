@@ -74,6 +74,7 @@ __all__ = [
     "Text",
     "Trim",
     "TypedOf",
+    "Without",
     "Unary",
     "Use",
 ]
@@ -388,6 +389,18 @@ class TypedOf:
 
 
 @frozen
+class Without:
+    """`without h for embed, "*.up"`: dims that a state lacks.
+
+    Its tensors have one number for all indices of these dims. of None: each parameter of the state.
+    """
+
+    dims: tuple[str, ...]
+    of: tuple[str, ...] | None = None
+    span: Span = no_span()
+
+
+@frozen
 class State:
     """`state exp_avg, exp_avg_sq : bf16 [scalar] [of decay, nodecay] [dtype f32 of router]`: once per trained parameter."""
 
@@ -396,6 +409,7 @@ class State:
     scalar: bool = False
     groups: tuple[str, ...] | None = None  # None: every parameter
     typed: tuple[TypedOf, ...] = ()
+    without: tuple[Without, ...] = ()
     within: str = field(default="", eq=False, repr=False)  # the prefix of the used model that has the line
     span: Span = no_span()
 
@@ -602,7 +616,7 @@ class States:
 
     names: tuple[str, ...] | None
     groups: tuple[str, ...] | None
-    shape: tuple[Axis, ...] | Literal["like"] | None  # None: `none`
+    shape: tuple[Axis, ...] | Literal["like", "like(1)"] | None  # None: `none`
     clauses: tuple[Clause, ...] = ()
     span: Span = no_span()
 

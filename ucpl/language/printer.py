@@ -24,6 +24,7 @@ from ucpl.language.words import (
     BRACKET_WORDS,
     DIM_WORDS,
     FILL_WORDS,
+    LACKED_WORDS,
     LAYOUT_WORDS,
     MEMBER_WORDS,
     MODEL_WORDS,
@@ -291,7 +292,11 @@ def _class(of: str | None, version: int) -> str:
 
 
 def _with_clauses(
-    kind: str, head: str, shape: tuple[Axis, ...] | Literal["like"] | None, clauses: tuple[Clause, ...], version: int
+    kind: str,
+    head: str,
+    shape: tuple[Axis, ...] | Literal["like", "like(1)"] | None,
+    clauses: tuple[Clause, ...],
+    version: int,
 ) -> StatementRow:
     """A line of tensors or of states."""
     body = "none" if shape is None else shape if isinstance(shape, str) else _shape(shape)
@@ -310,6 +315,11 @@ def _dimension(dimension: nodes.Dimension) -> str:
     if dimension.name is None:
         return str(dimension.size)
     return _path(dimension.name, DIM_WORDS) + _part(dimension.range)
+
+
+def _without(item: nodes.Without) -> str:
+    of = "" if item.of is None else f" for {', '.join(map(_path, item.of))}"
+    return f"without {' '.join(_path(dim, LACKED_WORDS) for dim in item.dims)}{of}"
 
 
 def _group(group: nodes.Group) -> StatementRow:
@@ -408,6 +418,7 @@ def row_of(item: nodes.ModelItem | nodes.LayoutItem | nodes.Statement, version: 
             word = "of" if version == 1 else "for"
             typed = tuple(f"dtype {_name(t.dtype)} {word} {', '.join(map(_path, t.of))}" for t in item.typed)
             body = " ".join((dtype, *tail)) + _groups(item.groups, version)
+            typed += tuple(map(_without, item.without))
             return StatementRow("state", f"state {_names(item.names)}", ":", body, typed)
         case nodes.Use():
             return StatementRow(

@@ -53,7 +53,7 @@ class Fragment:
     span: Span
 
 
-class Places:
+class SpanRecorder:
     """Spans, labels and names. `source` is the text that is being parsed."""
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class Places:
         return Fragment("name", self._name_of(token) if token.type == "STRING" else str(token), self.span(children))
 
     mesh_name = split_name = changed_in = name
-    changed = path
+    changed = lacked = path
 
     def _name_of(self, token: Token) -> str:
         value = self.string(token)
@@ -176,7 +176,7 @@ def when_of(children: Children) -> Expr | None:
 Kept = TypeVar("Kept", bound=Expr)
 
 
-class Numbers(Places):
+class Numbers(SpanRecorder):
     """Methods of the rules under "numbers"."""
 
     def _too_deep(self, place: Place) -> NoReturn:
@@ -209,7 +209,11 @@ class Numbers(Places):
         at = next(i for i, c in enumerate(children) if isinstance(c, Token) and c == "[")
         args = self.reference(children[:at]), children[at + 1]
         if isinstance(args[1], nodes.Text):
-            fail("E001", "an item of a list has a number, not a text", self.label(args[1], "not a number"))
+            owner, key = args[0].path if isinstance(args[0], nodes.Name) else "", args[1].value
+            remedy = f"a key of a section comes after a dot: {owner}.{key}" if owner else ""
+            fail(
+                "E001", "an item of a list has a number, not a text", self.label(args[1], "not a number"), remedy=remedy
+            )
         return self._deepen(nodes.Function("item", args, span=self.span(children)), children[at], *args)
 
     def function(self, children: Children) -> Expr:
@@ -478,7 +482,13 @@ class Models(Patterns):
         scalar = any(isinstance(c, Token) and c.type == "SCALAR" for c in children)
         kind = self._element_type([c for c in children if isinstance(c, Fragment) and c.kind == "name"][-1])
         typed = tuple(c for c in children if isinstance(c, nodes.TypedOf))
-        return nodes.State(tuple(names[:-1]), kind, scalar, groups, typed, span=self.span(children))
+        without = tuple(c for c in children if isinstance(c, nodes.Without))
+        return nodes.State(tuple(names[:-1]), kind, scalar, groups, typed, without, span=self.span(children))
+
+    def without(self, children: Children) -> nodes.Without:
+        word = next((n for n, c in enumerate(children) if isinstance(c, Token) and c.type == "FOR"), len(children))
+        of = tuple(c.value for c in children[word + 1 :: 2]) or None
+        return nodes.Without(tuple(c.value for c in children[1:word]), of, span=self.span(children))
 
     def typed_for(self, children: Children) -> nodes.TypedOf:
         names = tuple(c.value for c in children[3::2])
@@ -675,11 +685,19 @@ class Layouts(Models):
     def states(self, children: Children) -> nodes.States:
         names = tuple(c.value for c in children if isinstance(c, Fragment) and c.kind == "name")
         parts = {c.kind: c.value for c in children if isinstance(c, Fragment)}
-        like = any(isinstance(c, Token) and c.type == "LIKE" for c in children)
+        like = next((n for n, c in enumerate(children) if isinstance(c, Token) and c.type == "LIKE"), None)
+        count = next((c for c in children if isinstance(c, Token) and c.type == "INT"), None)
+        if count is not None and count != "1":
+            fail(
+                "E001",
+                f"`like({count})` has no meaning",
+                self.label(count, "not 1"),
+                remedy="axes without dims have one element, like(1), or are left out, `like`",
+            )
         return nodes.States(
             names or None,
             parts.get("groups"),
-            "like" if like else parts.get("shape"),
+            parts.get("shape") if like is None else "like" if count is None else "like(1)",
             self._clauses(children),
             span=self.span(children),
         )

@@ -12,7 +12,7 @@ from typing import TypeVar, cast
 import attrs
 from attrs import AttrsInstance
 
-from ucpl.language.nodes import Copies, Span
+from ucpl.language.nodes import Copies, Span, Without
 
 __all__ = ["children", "inside", "lowest_version", "rewritten", "walk"]
 
@@ -97,4 +97,4 @@ def _rewritten(value: object, change: Change) -> object:
 
 def lowest_version(*roots: AttrsInstance) -> int:
     """The lowest version of the language that can say these statements."""
-    return 2 if any(isinstance(node, Copies) for node in walk(*roots)) else 1
+    return 2 if any(isinstance(node, Copies | Without) for node in walk(*roots)) else 1

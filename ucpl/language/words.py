@@ -15,6 +15,7 @@ __all__ = [
     "ELEMENT_TYPES",
     "FILL_WORDS",
     "INSTEAD",
+    "LACKED_WORDS",
     "LAYOUT_WORDS",
     "MEMBER_WORDS",
     "MODEL_WORDS",
@@ -40,6 +41,7 @@ BRACKET_WORDS = AXIS_WORDS | CLAUSE_WORDS  # of the axes in brackets: after one 
 PATTERN_WORDS = BRACKET_WORDS | {"none", "like"}  # of the axes outside brackets
 NONE_WORDS = frozenset({"none"})  # for definitions that an extending layout can remove
 DIM_WORDS = frozenset({"dtype", "is", "when"}) | NONE_WORDS  # among the dims of a tensor
+LACKED_WORDS = frozenset({"dtype", "for", "without"})  # among the dims that a state lacks
 SPLIT_WORDS = frozenset({"chunk", "spread"})  # after `@`
 MEMBER_WORDS = frozenset({"all", "from"}) | NONE_WORDS  # the first member of a group
 LAYOUT_WORDS = frozenset(  # at the start of a statement in a layout

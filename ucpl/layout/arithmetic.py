@@ -307,5 +307,7 @@ def _function_remedy(name: str) -> str:
 
     from ucpl.language.foreign_words import foreign  # most commands end without an error
 
+    if name == "len":
+        return "the name of a dim is its size, and length(ks) the number of items of a list"
     close = "" if name in FUNCTIONS else next(iter(get_close_matches(name, FUNCTIONS, 1, 0.7)), "")
     return (f"did you mean `{close}`?" if close else foreign(name)) or catalogue()["E109"].remedy

@@ -144,7 +144,6 @@ def close(
     library: Library,
     call: nodes.Call,
     *,
-    name: str = "stored",
     config: Config | None = None,
     sizes: dict[str, Value] | None = None,
     inherited: Inherited | None = None,
@@ -168,7 +167,7 @@ def close(
     layout_items = [*_inner_parameters(opened), *_closed(opened.scope, [*lets, *items], known)]
     model = nodes.Model(opened.model.name, tuple(model_items))
     layout_items = _founded(layout_items, model_items)
-    layout = nodes.Layout(name, _parameters(opened), opened.model.name, None, tuple(layout_items))
+    layout = nodes.Layout("stored", _parameters(opened), opened.model.name, None, tuple(layout_items))
     return nodes.File("layout.ucpl", lowest_version(layout), (model, layout))
 
 

@@ -69,7 +69,9 @@ def families_of(
 
 def _is_plain(tensor: LogicalTensor) -> bool:
     is_raw = all("#" in dim for dim in tensor.dims)
-    is_own = tensor.scaling is None and tensor.scale is None and whole_name(tensor.path) == tensor.path
+    is_own = (
+        tensor.scaling is None and tensor.scale is None and not tensor.lacks and whole_name(tensor.path) == tensor.path
+    )
     is_bits = tensor.dtype in AS_U8 or tensor.dtype in PAIRED  # whose elements share bytes
     return is_raw and is_own and not is_bits and not tensor.is_void and 0 not in tensor.counts
 

@@ -19,7 +19,7 @@ from ucpl.layout.name_remedies import nearest
 from ucpl.layout.scope import Scope, at
 from ucpl.records import define
 
-__all__ = ["PARAMETER", "fillings_of", "with_filled_states"]
+__all__ = ["COUNTED", "PARAMETER", "fillings_of", "with_filled_states"]
 
 PARAMETER = (
     "weight",

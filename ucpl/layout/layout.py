@@ -10,7 +10,7 @@ from functools import cached_property
 from math import prod
 from typing import Literal
 
-from attrs import field
+from attrs import evolve, field
 
 from ucpl.language.nodes import NOWHERE, Span
 from ucpl.layout.arithmetic import Value
@@ -72,11 +72,25 @@ class LogicalTensor:
     scale: str | None = None  # of a tensor in blocks: its scale
     span: Span = field(default=NOWHERE, eq=False, repr=False)
     state_dtypes: tuple[tuple[str, str], ...] = ()  # of those of its states that have a type of their own
+    lacks: tuple[tuple[str, tuple[int, ...]], ...] = ()  # of states without some of its dims: these dims, by position
     is_void: bool = False  # it has none of the indices of a dim (`l[4..]` of 4): there is no such tensor in this model
 
     @property
     def numel(self) -> int:
         return prod(self.counts)
+
+    def of(self, state: str) -> LogicalTensor:
+        """The tensor with the counts of one of its states.
+
+        There is one element along each dim that the state lacks.
+        """
+        lacked = dict(self.lacks).get(state, ())
+        if not lacked:
+            return self
+        at = [i in lacked for i in range(len(self.dims))]
+        counts = tuple(1 if one else n for one, n in zip(at, self.counts, strict=True))
+        indices = tuple(range(1) if one else has for one, has in zip(at, self.indices, strict=True))
+        return evolve(self, counts=counts, indices=indices)
 
 
 @frozen(eq=False)
@@ -98,6 +112,7 @@ class LogicalState:
     dtype: str  # of tensors that say no other: see LogicalTensor.state_dtypes
     scalar: bool
     groups: tuple[str, ...] | None
+    is_reduced: bool = False  # it lacks dims: only tensors with these dims in `lacks` have it
 
 
 @frozen
@@ -191,7 +206,7 @@ class States:
 
     names: tuple[str, ...] | None
     groups: tuple[str, ...] | None
-    shape: tuple[Axis, ...] | Literal["like"]
+    shape: tuple[Axis, ...] | Literal["like", "like(1)"]
     storing: Storing
     buckets: int | None
     span: Span = field(default=NOWHERE, eq=False, repr=False)
@@ -327,6 +342,11 @@ class Layout:
     def state_dtypes(self) -> dict[str, str]:
         """The type of each state, of tensors that say no other."""
         return {s.name: s.dtype for s in reversed(self.states)}
+
+    @cached_property
+    def reduced(self) -> frozenset[str]:
+        """States that lack dims of their parameters."""
+        return frozenset(s.name for s in self.states if s.is_reduced)
 
     @property
     def ranks(self) -> int:

@@ -17,6 +17,7 @@ from ucpl.errors import Label, UcplError, fail
 from ucpl.language import nodes, parse
 from ucpl.layout.name_remedies import alike_names, nearest
 from ucpl.layout.scope import at
+from ucpl.layout.sections import Sections, written_out
 from ucpl.records import define, frozen
 from ucpl.registry import formats
 from ucpl.resources import spec_files, spec_text
@@ -60,6 +61,7 @@ class Library:
     files: dict[str, nodes.File] = field(factory=dict)
     shipped: bool = True
     keep: bool = False  # whether trees of texts are kept for the next process
+    sections: dict[str, Sections] = field(factory=dict)  # sections of a config that each model and layout names
 
     def model(self, name: str, span: nodes.Span = nodes.NOWHERE) -> KnownStatement:
         return self.find(name, (nodes.Model,), "model", span)
@@ -102,11 +104,12 @@ class Library:
         shipped = _index() if self.shipped else {}
         files = shipped.get(name, ())
         if len(files) > 1:
+            hint = _hints().get(name.casefold(), "") if word == "layout" else ""
             fail(
                 "E383",
                 f"`{name}` is in {len(files)} of the shipped files: {', '.join(files)}",
                 at(span) if span.line else Label("<command line>", where=name),
-                remedy=f"say which: {files[0]}:{name}(...)",
+                remedy=hint or f"say which: {files[0]}:{name}(...)",
             )
         if files and f"specs/{files[0]}" not in self.files:
             self._lend(_shipped(files[0]))
@@ -117,7 +120,10 @@ class Library:
         mine = [n for n in names if n in own and not self.known[n].file.name.startswith("specs/")]
         alike = alike_names(name, sorted(_shipped_names(word) - set(mine)) if self.shipped else [])
         hints = _hints()
+        folded = {re.sub("[-_. ]", "", n).casefold(): n for n in names}
+        alike_but_signs = folded.get(re.sub("[-_. ]", "", name).casefold())
         close = nearest(name, names) if name.casefold() not in hints or word != "layout" else None
+        close = alike_but_signs or close
         fail(
             "E110",
             f"no {word} is called `{name}`",
@@ -129,6 +135,7 @@ class Library:
         )
 
     def add(self, file: nodes.File) -> None:
+        file = written_out(file, self.sections)
         self.files[file.name] = file
         for item in file.statements:
             if isinstance(item, nodes.Model | nodes.Layout | nodes.Plan):

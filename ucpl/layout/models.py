@@ -253,7 +253,7 @@ def aliases_of(items: Iterable[nodes.ModelItem], tensors: dict[str, LogicalTenso
 
 def states_of(items: Iterable[nodes.ModelItem]) -> tuple[LogicalState, ...]:
     return tuple(
-        LogicalState(name, item.dtype, item.scalar, item.groups)
+        LogicalState(name, item.dtype, item.scalar, item.groups, bool(item.without))
         for item in items
         if isinstance(item, nodes.State)
         for name in item.names
@@ -295,8 +295,13 @@ def _united(name: str, said: Sequence[nodes.State]) -> nodes.State:
             fail("E008", f"the state `{name}` is defined twice, differently", *told, remedy=remedy)
     groups = dict.fromkeys(g for s in said for g in s.groups or ())
     typed = tuple(dict.fromkeys(t for s in said for t in (*s.typed, *_typed_within(s, first, said))))
+    without = tuple(dict.fromkeys(t for s in said for t in s.without))
     return evolve(
-        first, names=(name,), typed=typed, groups=None if any(s.groups is None for s in said) else tuple(groups)
+        first,
+        names=(name,),
+        typed=typed,
+        without=without,
+        groups=None if any(s.groups is None for s in said) else tuple(groups),
     )
 
 
@@ -382,7 +387,12 @@ def _check_groups(items: Iterable[nodes.ModelItem], names: Sequence[str]) -> Non
     for item in items:
         for name in (item.groups or ()) if isinstance(item, nodes.State) else ():
             if name not in names:
-                remedy = for_name(name, names, f"define it: `group {name} = ...`, and its members")
+                of_tensor = any(isinstance(i, nodes.Tensor) and i.path == name for i in items)
+                remedy = (
+                    f"`{name}` is a tensor, and `for` has groups here: group {name}_only = {name}"
+                    if of_tensor
+                    else for_name(name, names, f"define it: `group {name} = ...`, and its members")
+                )
                 fail("E157", f"no group is called `{name}`", at(item.span), remedy=remedy)
 
 

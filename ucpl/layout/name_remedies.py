@@ -100,14 +100,14 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     return _nearest(name, tuple(names))
 
 
-def alike_names(name: str, names: Iterable[str], most: int = 3) -> list[str]:
+def alike_names(name: str, names: Iterable[str]) -> list[str]:
     """A few known names like this one, the nearest first.
 
     None is close enough to be meant.
     """
     import difflib
 
-    return difflib.get_close_matches(name, list(names), most, 0.65)
+    return difflib.get_close_matches(name, list(names), 3, 0.65)
 
 
 @lru_cache(maxsize=256)  # templates ask the same of the same names again and again

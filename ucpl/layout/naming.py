@@ -55,7 +55,7 @@ class Naming:
         Their indices are those of their group. members: the model's names for that of an entry. Raises E122.
         """
         tensors, groups = layout
-        if line.shape != "like":
+        if not isinstance(line.shape, str):
             dims = {d for t in tensors.values() for d in t.dims}
             for name in line.groups or ("",):
                 self._demand(item, line.storing.file, (line, groups[name].indices if name in groups else ()), dims)

@@ -91,6 +91,9 @@ class _Renaming:
                 made = evolve(made, path=f"{self.prefix}.{made.path}" if glob else self.name(made.path), glob=glob)
             case nodes.TypedOf(of=of):
                 made = evolve(made, of=tuple(f"{self.prefix}.{n}" if "*" in n else self.name(n) for n in of))
+            case nodes.Without(dims=dims, of=of):
+                tensors = of and tuple(f"{self.prefix}.{n}" if "*" in n else self.name(n) for n in of)
+                made = evolve(made, dims=tuple(map(self.name, dims)), of=tensors)
             case nodes.State(within=within):
                 inner = f"{self.prefix}.{within}" if within else self.prefix
                 made = evolve(made, groups=self.names(made.groups), within=inner)

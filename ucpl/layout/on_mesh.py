@@ -58,7 +58,7 @@ def _instead_of_mesh(name: str, layout: Layout) -> str:
 def _axes(line: Line, layout: Layout) -> Iterator[tuple[str, str]]:
     """Mesh axes that a line uses, each with the use."""
     known = {a for m in layout.meshes for a in m.axes}
-    cut = ax.mesh_axes_of(*line.shape) if line.shape != "like" else ()
+    cut = ax.mesh_axes_of(*line.shape) if not isinstance(line.shape, str) else ()
     yield from ((a, "is cut over") for a in cut if a in known)
     for axis in _dealt(line.indices, layout, frozenset()) if isinstance(line, Entry) else ():
         if layout.sizes.get(axis, 1) > 1:  # an index that one rank has all of is dealt to nobody

@@ -80,7 +80,7 @@ _NUMBER_IN_A_NAME = re.compile(r"\\?\*|\(?(?:\\d|\[0-9\])[+*]?\)?|%d|\$\{?\w*\}?
 
 
 def for_dim(
-    item: nodes.Entry, name: str, of: Sequence[LogicalTensor], close: str | None, mesh_axes: Sequence[str] = ()
+    item: nodes.Entry, name: str, of: Sequence[LogicalTensor], close: str | None, mesh_axes: Sequence[str]
 ) -> str:
     """Remedy for a name in an entry's pattern that is no dim.
 
@@ -194,7 +194,7 @@ def _renamed(node: nodes.Record, name: str, close: str) -> nodes.Record | None:
     return evolve(node, name=close) if isinstance(node, nodes.Dim) and node.name == name else None
 
 
-def for_extent(item: nodes.Tensor, position: int, tensors: Collection[str] = ()) -> str:
+def for_extent(item: nodes.Tensor, position: int, tensors: Collection[str]) -> str:
     """Remedy for a word among a tensor's dims that is probably none.
 
     Empty if it may be one.

@@ -24,6 +24,7 @@ from ucpl.layout.models import UnknownTensor, aliases_of, check_sizes, for_alias
 from ucpl.layout.name_remedies import nearest
 from ucpl.layout.on_mesh import check_meshes
 from ucpl.layout.patterns import index_rules, meshes_of
+from ucpl.layout.reduced_states import check_carried_states, with_reduced_states
 from ucpl.layout.scales import check_block_edges
 from ucpl.layout.scope import Config, Scope, Value, at
 from ucpl.layout.statements import CallInputs, Note, OpenedLayout, open_layout
@@ -92,6 +93,7 @@ def resolved(opened: OpenedLayout, sizes: Mapping[str, Value], *, fold: bool = F
     aliases = aliases_of(model_items, tensors, scope)
     _check_asserts(opened)
     model_groups = groups_of(model_items, tensors)
+    tensors = with_reduced_states(model_items, tensors, model_groups)
     check_acting(items)
     if opened.layout.of != "any":
         check_founded(opened.fresh, items, model_items)
@@ -109,6 +111,7 @@ def resolved(opened: OpenedLayout, sizes: Mapping[str, Value], *, fold: bool = F
     check_block_edges(entries, tensors, _sizes(scope), indices)
     framework, settings = framework_of(items, scope)
     state_lines = states_lines(items, ground, groups, model_groups)
+    check_carried_states(state_lines, model_items, framework)
     derived, states = derived_of(items, scope), states_of(model_items)
     layout = Layout(
         name=opened.layout.name,
@@ -208,8 +211,12 @@ def _reject_unknown_sizes(sizes: Mapping[str, Value], opened: OpenedLayout) -> N
     open_dims = {d.name for i in opened.model_items if isinstance(i, nodes.Tensor) for d in i.dims if d.name}
     unknown = next((n for n in sizes if n not in scope.bindings and n not in open_dims), None)
     if unknown is not None:
-        close = nearest(unknown, sorted({*scope.bindings, *open_dims, *(p.name for p in opened.layout.parameters)}))
-        remedy = f"did you mean `{close}`?" if close else f"sizes: {', '.join(sorted(scope.bindings)[:20])}"
+        own = [p.name for p in opened.layout.parameters]
+        close = nearest(unknown, sorted({*scope.bindings, *open_dims, *own}))
+        others = [] if opened.layout.of == "any" else sorted({*scope.bindings, *open_dims}.difference(own))
+        sizes_there = ("; sizes: " + ", ".join(others[:20])) if others else ""
+        has = f"parameters of {opened.layout.name}: {', '.join(own) or 'none'}{sizes_there}"
+        remedy = f"did you mean `{close}`?" if close else has
         known = [k.node for k in opened.library.known.values() if isinstance(k.node, nodes.Layout)]
         of = next((k for k in (opened.layout, *known) if unknown in {p.name for p in k.parameters}), None)
         if of is not None:

@@ -80,8 +80,22 @@ class Scope:
             "E101",
             f"no number is called `{name}`",
             at(span, "used here"),
-            remedy=for_name(name, self.names(), _define(name)),
+            remedy=self._instead(name) or for_name(name, self.names(), _define(name)),
             about=UnknownNumber(name),
+        )
+
+    def _instead(self, name: str) -> str:
+        """Remedy for a part of a number, as in `ks.length`."""
+        head, _, rest = name.rpartition(".")
+        said = self.bindings.get(head)
+        if said is None:
+            return ""
+        if rest in ("length", "len", "size"):
+            return f"the number of items is length({head})"
+        if isinstance(said, nodes.Name) and not self.knows(said.path):
+            return f"`{head}` is `{said.path}`, which nothing defines; a section of the config: let {head} = config.{said.path}"
+        return (
+            f"`{head}` is {print_expr(said)}: only sections of the config have parts, as in let t = config.text_config"
         )
 
     def _bound(self, name: str, span: nodes.Span) -> Value:
@@ -217,6 +231,14 @@ class Scope:
         for step in steps:
             inner = node.get(step)
             node = inner if isinstance(inner, dict) else {}
+        section = node.get(last)
+        if isinstance(section, dict):
+            fail(
+                "E105",
+                f"`{key.path}` is a section of the config, and has no value of its own",
+                at(key.span, "asked for here"),
+                remedy=f"name a key of it: {', '.join(f'{key.path}.{one}' for one in [*section][:2])}",
+            )
         close = nearest(last, node)
         path = ".".join(["config", *steps, close or ""])
         inside = [] if close or last in node else _under(self.config, last)

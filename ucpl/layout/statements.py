@@ -102,7 +102,7 @@ def open_layout(
     scope.places = {name: Label("<command line>", where=f"-D {name}={value}") for name, value in given.sizes.items()}
     fixed = [b.name for i in chain[0].node.items if isinstance(i, nodes.Let) for b in i.bindings]
     for name, argument in placed(chain[0].node.parameters, call, fixed).items():
-        if argument.span.file in library.files:  # of a plan; one of the command line has no line
+        if argument.span.line:  # of a plan or of a caller; trials have none
             scope.places[name] = at(argument.span)
     tried = {a.name: a.value for a in call.arguments if not a.span.line}
     for p in chain[0].node.parameters:

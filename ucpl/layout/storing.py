@@ -421,17 +421,17 @@ def states_lines(
         for g in named or ():
             if g not in groups:
                 groups[g] = Group(g, (), dict(model_groups)[g], None, None, False, 1, True, item.span)
-        if item.shape != "like" and len(item.shape) != 1:
+        if not isinstance(item.shape, str) and len(item.shape) != 1:
             fail("E158", "a state line stores one axis, as in pad(flat(each), 2 * dp)@dp", at(item.span))
-        if item.shape != "like":
+        if not isinstance(item.shape, str):
             check_flat(item.shape[0], item.span)
             reject_live(item.shape, item.span, "a flat buffer")
         buckets = next((ground.scope.integer(c.args[0]) for c in item.clauses if c.word == "buckets"), None)
         clauses = tuple(c for c in said_clauses(item) if c.word != "buckets")
         default = "optim" if "optim" in ground.files else "weights"
-        shape = item.shape if item.shape == "like" else axes_closed(item.shape, ground.scope, item.span)
+        shape = item.shape if isinstance(item.shape, str) else axes_closed(item.shape, ground.scope, item.span)
         storing = ground.storing(clauses, item.span, default, brackets)
-        if shape != "like" and storing.key is None and ground.files[storing.file].form is not None:
+        if not isinstance(shape, str) and storing.key is None and ground.files[storing.file].form is not None:
             fail(
                 "E158",
                 "a flat has no key in its file",

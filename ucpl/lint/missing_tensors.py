@@ -89,7 +89,10 @@ def states_of_some(placement: Placement) -> Iterator[tuple[list[str], tuple[str,
         held = {placement.tensors[n] for p in parts for n in each(p.folded.tensor)}
         of = spoken if state.groups is None else {m for g in state.groups for m in groups.get(g, ())} & spoken
         left = tuple(
-            p for p, t in layout.tensors.items() if t.kind == "parameter" and t.numel and p in of and p not in held
+            p
+            for p, t in layout.tensors.items()
+            if t.kind == "parameter" and t.numel and p in of and p not in held
+            if not state.is_reduced or t.of(state.name) is not t
         )
         if held and left:
             found.setdefault(left, []).append(state.name)
@@ -112,7 +115,7 @@ def holes(placement: Placement) -> Iterator[MissingElements]:
         held = np.bincount(boxes.tensor, weights=boxes.volume, minlength=len(placement.tensors))
         for number in each(boxes.tensor):
             path = placement.tensors[number]
-            if held[number] != placement.layout.tensors[path].numel:
+            if held[number] != placement.layout.tensors[path].of(state).numel:
                 yield from _hole(placement, state, path, boxes.take(boxes.tensor == number))
     yield from _nowhere(placement)
 
@@ -132,7 +135,7 @@ def _nowhere(placement: Placement) -> Iterator[MissingElements]:
 
 
 def _hole(placement: Placement, state: str, path: str, boxes: Pieces) -> Iterator[MissingElements]:
-    tensor = placement.layout.tensors[path]
+    tensor = placement.layout.tensors[path].of(state)
     if len(boxes) > BOXES_MAX:
         return
     high = np.ones(boxes.low.shape[1], dtype=np.int64)

@@ -17,6 +17,8 @@ from ucpl.records import frozen
 
 __all__ = ["SwappableParts", "swappable_parts", "swappable_text"]
 
+NAMED_MAX = 4  # of a message
+
 
 @frozen
 class SwappableParts:
@@ -41,13 +43,13 @@ def swappable_parts(layout: Layout) -> tuple[SwappableParts, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def swappable_text(twins: tuple[SwappableParts, ...], most: int = 4) -> str:
+def swappable_text(twins: tuple[SwappableParts, ...]) -> str:
     """Name the parts; layers of different sizes are one line."""
     said = list(
         dict.fromkeys(str(SwappableParts(whole_name(t.entry), tuple(map(whole_name, t.tensors)))) for t in twins)
     )
-    more = f", and so in {len(said) - most} more" if len(said) > most else ""
-    return ", ".join(said[:most]) + more
+    more = f", and so in {len(said) - NAMED_MAX} more" if len(said) > NAMED_MAX else ""
+    return ", ".join(said[:NAMED_MAX]) + more
 
 
 def _alike(entry: Entry, layout: Layout) -> Iterator[tuple[str, ...]]:

@@ -20,7 +20,7 @@ __all__ = ["unknown_kinds"]
 Numbers = dict[str, nodes.Expr]
 
 
-def unknown_kinds(file: nodes.File, config: Mapping[str, Json] | None = None) -> Iterator[str]:
+def unknown_kinds(file: nodes.File, config: Mapping[str, Json] | None) -> Iterator[str]:
     """Remarks on `where(list, word)`, each with its line."""
     top = _bound(s for s in file.statements if isinstance(s, nodes.Let))
     words = frozenset(node.value for node in walk(*file.statements) if isinstance(node, nodes.Text))

@@ -25,6 +25,7 @@ WORDS = {
     "alias": "a second name of one tensor",
     "state": "kept once for each trained parameter; in a layout, how it is stored",
     "scalar": "one value for each parameter, no tensor",
+    "without": "one number for all indices of these dims: `state sum : f32 without h for embed`",
     "of": "the model of a layout; in version 1 also the class of tensors, and groups",
     "for": "these groups, or these tensors, alone: `state fp32 for decay = ...`",
     "extends": "starts from another one: same left sides are replaced, others kept",

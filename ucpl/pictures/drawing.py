@@ -40,10 +40,6 @@ class Drawing:
     def rule(self, left: float, right: float, y: float) -> None:
         self.items.append(f'<path class="rule" d="M{_n(left)} {_n(y)}H{_n(right)}"/>')
 
-    def post(self, x: float, top: float, bottom: float) -> None:
-        """An upright line."""
-        self.items.append(f'<path class="rule" d="M{_n(x)} {_n(top)}V{_n(bottom)}"/>')
-
     def cell(self, box: Box, shade: int | None, title: str = "", *, labels: tuple[str, ...] = ()) -> None:
         """Draw a rectangle with the first label that fits.
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ucpl.extents import Shelves
     from ucpl.planning.plan import Plan
 
-__all__ = ["EntryFlow", "Grid", "PlanPicture", "StateFlow", "grids", "plan_picture", "ranks_text"]
+__all__ = ["EntryFlow", "FlowGrid", "PlanPicture", "StateFlow", "grids", "plan_picture", "ranks_text"]
 
 GROUPS = 16  # of ranks, along one side of a grid
 GRIDS = 5
@@ -58,7 +58,7 @@ class EntryFlow:
 
 
 @frozen(eq=False)
-class Grid:
+class FlowGrid:
     """The amounts from ranks of the source to ranks of the target."""
 
     sources: tuple[tuple[int, int], ...]  # runs of ranks: the first, and the one behind the last
@@ -76,7 +76,7 @@ class PlanPicture:
     ranks: tuple[int, int]
     ways: tuple[StateFlow, ...]
     entries: tuple[EntryFlow, ...]
-    grids: tuple[Grid, ...]  # of all ranks; then of the cell with the most, and so on down to single ranks
+    grids: tuple[FlowGrid, ...]  # of all ranks; then of the cell with the most, and so on down to single ranks
     written: int
     own: int  # of it: from a rank to the rank of the same number
     notes: tuple[str, ...]
@@ -188,7 +188,7 @@ def _entries(plan: Plan, rows: list[_Rows]) -> Iterator[EntryFlow]:
         )
 
 
-def grids(source: I64, target: I64, amount: Amounts, ranks: tuple[int, int]) -> Iterator[Grid]:
+def grids(source: I64, target: I64, amount: Amounts, ranks: tuple[int, int]) -> Iterator[FlowGrid]:
     """All ranks, in at most sixteen groups a side.
 
     Then the cell with the most, cut further, down to single ranks.
@@ -202,7 +202,7 @@ def grids(source: I64, target: I64, amount: Amounts, ranks: tuple[int, int]) -> 
         total = np.zeros((len(here) - 1, len(there) - 1), dtype=np.int64)
         np.add.at(total, (i, j), amount[inside])
         runs = [tuple(zip(c.tolist(), c[1:].tolist(), strict=False)) for c in (here, there)]
-        yield Grid(runs[0], runs[1], total)
+        yield FlowGrid(runs[0], runs[1], total)
         a, b = (int(n) for n in np.unravel_index(int(total.argmax()), total.shape))
         low, high = (runs[0][a][0], runs[1][b][0]), (runs[0][a][1], runs[1][b][1])
         if high[0] - low[0] == 1 and high[1] - low[1] == 1:

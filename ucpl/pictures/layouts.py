@@ -71,7 +71,6 @@ class LayoutPicture:
     call: str
     model: str
     mesh: str
-    axes: tuple[tuple[str, int], ...]  # of the first mesh, major to minor, with their degrees
     ranks: int
     rank: int | None  # the only one that is shown
     states: tuple[str, ...]
@@ -94,7 +93,6 @@ def layout_picture(placement: Placement, rank: int | None = None) -> LayoutPictu
         layout.call,
         layout.model_call,
         " · ".join(_mesh_text(layout)) or "one rank",
-        tuple(zip(layout.meshes[0].axes, layout.meshes[0].degrees, strict=True)) if layout.meshes else (),
         holders.count,
         rank,
         states,

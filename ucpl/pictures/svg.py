@@ -1,4 +1,4 @@
-"""The picture of a layout as one SVG file.
+"""The picture of a layout: an SVG file, or an HTML page.
 
 It has no script and no font, and fetches nothing.
 """
@@ -12,8 +12,9 @@ from ucpl.pictures.cells import Cell, Level
 from ucpl.pictures.drawing import Drawing, text_width
 from ucpl.pictures.layouts import CellFamily, LayoutPicture, RankRow, TensorPicture
 from ucpl.pictures.look import clipped, count_text, printable, shade_of, share_text
+from ucpl.pictures.page import picture_page
 
-__all__ = ["cell_title", "layout_svg"]
+__all__ = ["layout_html", "layout_svg"]
 
 WIDTH, MARGIN, NAMES = 1200, 28, 236
 GAP, COLUMN_MIN = 22, 250
@@ -22,8 +23,11 @@ NAME_MAX, NAME_LINES = 26, 3  # characters of a tensor's name in a line
 BAR, ROW, INSET = 26, 13, 14
 
 
-def layout_svg(picture: LayoutPicture) -> str:
-    """One file. Raises nothing: names are whatever they are."""
+def layout_svg(picture: LayoutPicture, *, paper: bool = True) -> str:
+    """One file, or part of a page without paper.
+
+    Raises nothing: names are whatever they are.
+    """
     d = Drawing(WIDTH, f"{picture.call} of {picture.model or 'any model'}")
     y = _head(d, picture)
     y = _legend(d, picture, y)
@@ -38,7 +42,25 @@ def layout_svg(picture: LayoutPicture) -> str:
     rest = picture.tensors[TENSORS_MAX:]
     if rest:
         y = _rest(d, [name for t in rest for name in t.names], y)
-    return d.finished(y + 6)
+    return d.finished(y + 6, paper=paper)
+
+
+def layout_html(picture: LayoutPicture) -> str:
+    """The same in a page, with a table of all tensors."""
+    rows = [
+        (
+            ", ".join(t.names),
+            t.dims or "one element",
+            t.kind,
+            t.dtype,
+            f"{t.numel:,}",
+            share_text(t.numel * len(t.names), picture.numel),
+            "; ".join(", ".join(family.states) for family in t.families),
+        )
+        for t in picture.tensors
+    ]
+    heads = ("tensors that are cut alike", "dims", "kind", "dtype", "elements of each", "share", "states")
+    return picture_page(picture.call, layout_svg(picture, paper=False), heads, rows)
 
 
 def _head(d: Drawing, picture: LayoutPicture) -> float:
@@ -85,7 +107,7 @@ def _cells(picture: LayoutPicture) -> Iterator[Cell]:
 def _rest(d: Drawing, names: list[str], y: float) -> float:
     """Names of tensors that are not drawn, in lines."""
     d.rule(MARGIN, WIDTH - MARGIN, y)
-    d.text(MARGIN, y + 20, f"{len(names):,} tensors more, which --html draws:", "state")
+    d.text(MARGIN, y + 20, f"{len(names):,} tensors more:", "state")
     y += 20
     line = ""
     for name in [*names, ""]:

@@ -1,12 +1,13 @@
-"""The picture of a plan as one SVG file."""
+"""The picture of a plan: an SVG file, or an HTML page."""
 
 from __future__ import annotations
 
 from ucpl.pictures.drawing import Drawing, text_width
-from ucpl.pictures.flows import Grid, PlanPicture, StateFlow, ranks_text
+from ucpl.pictures.flows import FlowGrid, PlanPicture, StateFlow, ranks_text
 from ucpl.pictures.look import amount_text, clipped, count_text, printable, shade_of, share_text
+from ucpl.pictures.page import picture_page
 
-__all__ = ["KINDS", "bands", "flow_title", "grid_text", "plan_svg", "shade_of_kind"]
+__all__ = ["KINDS", "plan_html", "plan_svg"]
 
 WIDTH, MARGIN, NAMES, GAP = 1200, 28, 236, 26
 SIDE = 392  # of the first grid
@@ -30,14 +31,37 @@ KINDS = {
 }
 
 
-def plan_svg(picture: PlanPicture) -> str:
-    """One file. Raises nothing: names are whatever they are."""
+def plan_svg(picture: PlanPicture, *, paper: bool = True) -> str:
+    """One file, or part of a page without paper.
+
+    Raises nothing: names are whatever they are.
+    """
     d = Drawing(WIDTH, f"plan {picture.name}: {picture.source} to {picture.target}")
     y = _head(d, picture)
     y = _ways(d, picture, y)
     y = _between(d, picture, y)
     y = _entries(d, picture, y)
-    return d.finished(y + 8)
+    return d.finished(y + 8, paper=paper)
+
+
+def plan_html(picture: PlanPicture) -> str:
+    """The same in a page, with a table of the target's entries."""
+    rows = [
+        (
+            e.label,
+            ", ".join(e.states),
+            ", ".join(e.kinds),
+            f"{e.amount:,}",
+            f"{e.runs:,}",
+            _ranks(e.sources),
+            _ranks(e.targets),
+            share_text(e.own, e.amount),
+        )
+        for e in sorted(picture.entries, key=lambda e: -e.amount)
+    ]
+    unit = "bytes" if picture.unit == "B" else picture.unit
+    heads = ("entry of the target", "states", "ways", unit, "runs", "from", "to", "to the same rank")
+    return picture_page(f"{picture.source} → {picture.target}", plan_svg(picture, paper=False), heads, rows)
 
 
 def _head(d: Drawing, p: PlanPicture) -> float:
@@ -63,7 +87,7 @@ def _head(d: Drawing, p: PlanPicture) -> float:
 # ---- moves -----------------------------------------------------------------------------------------------------------
 
 
-def shade_of_kind(kind: str) -> int | None:
+def _shade_of_kind(kind: str) -> int | None:
     """The shade of a kind: grey for padding, else a colour each.
 
     All but copies have a hatching, too.
@@ -78,7 +102,7 @@ def _ways(d: Drawing, p: PlanPicture, y: float) -> float:
     d.text(MARGIN, y + 14, "What moves", "title2")
     x = float(MARGIN + NAMES)
     for kind in dict.fromkeys(w.kind for w in p.ways):
-        d.cell((x, y + 4, 22, 12), shade_of_kind(kind), KINDS[kind])
+        d.cell((x, y + 4, 22, 12), _shade_of_kind(kind), KINDS[kind])
         text = f"{kind}: {KINDS[kind]}"
         d.text(x + 28, y + 14, text, "small")
         x += 28 + text_width(text) + 22
@@ -99,7 +123,7 @@ def _ways(d: Drawing, p: PlanPicture, y: float) -> float:
                     )
                     d.cell(
                         (x, y + 1, way.amount * scale, 16),
-                        shade_of_kind(way.kind),
+                        _shade_of_kind(way.kind),
                         f"{state}\n{said}",
                         labels=(way.kind,),
                     )
@@ -122,7 +146,7 @@ def _between(d: Drawing, p: PlanPicture, y: float) -> float:
     )  # fmt: skip
     y += 34
     height = float(min(SIDE, max(4, len(first.sources), len(first.targets)) * 34))
-    bands(d, p, first, (MARGIN, y + 18, BANDS, height))
+    _bands(d, p, first, (MARGIN, y + 18, BANDS, height))
     x = MARGIN + BANDS + 40
     _grid(d, p, first, (x, y, WIDTH - MARGIN - x, height))
     y += height + 34
@@ -131,7 +155,7 @@ def _between(d: Drawing, p: PlanPicture, y: float) -> float:
         ends = []
         for n, grid in enumerate(rest[i : i + 3]):
             at = MARGIN + n * (room + GAP)
-            text = f"inside {grid_text(grid)}, the cell with the most"
+            text = f"inside {_grid_text(grid)}, the cell with the most"
             d.text(at, y + 10, clipped(text, 56), "small", title=text)
             tall = float(min(SMALLER, max(2, len(grid.sources)) * 24))
             _grid(d, p, grid, (at, y + 14, room, tall))
@@ -140,12 +164,12 @@ def _between(d: Drawing, p: PlanPicture, y: float) -> float:
     return y + 4
 
 
-def grid_text(grid: Grid) -> str:
+def _grid_text(grid: FlowGrid) -> str:
     here, there = (ranks_text((side[0][0], side[-1][1])) for side in (grid.sources, grid.targets))
     return f"{here} → {there}"
 
 
-def flow_title(p: PlanPicture, grid: Grid, i: int, j: int) -> str:
+def _flow_title(p: PlanPicture, grid: FlowGrid, i: int, j: int) -> str:
     """The text of hovering over a cell of a grid."""
     here, there = grid.sources[i], grid.targets[j]
     amount = int(grid.amount[i, j])
@@ -160,7 +184,7 @@ def _named(run: tuple[int, int]) -> str:
     return f"rank{'s' * (run[1] - run[0] > 1)} {ranks_text(run)}"
 
 
-def _grid(d: Drawing, p: PlanPicture, grid: Grid, place: tuple[float, float, float, float]) -> None:
+def _grid(d: Drawing, p: PlanPicture, grid: FlowGrid, place: tuple[float, float, float, float]) -> None:
     x, y, width, height = place
     left = max(text_width(ranks_text(run)) for run in grid.sources) + 8
     w, h = (width - left) / len(grid.targets), height / len(grid.sources)
@@ -173,17 +197,17 @@ def _grid(d: Drawing, p: PlanPicture, grid: Grid, place: tuple[float, float, flo
         title = f"ranks {ranks_text(grid.targets[j])} of the target"
         d.text(x + left + (j + 0.5) * w, y + 12, names[j], "middle", title=title)
     most = int(grid.amount.max(initial=0)) or 1
-    with d.group(grid=grid_text(grid), amount=int(grid.amount.sum())):
+    with d.group(grid=_grid_text(grid), amount=int(grid.amount.sum())):
         for i, here in enumerate(grid.sources):
             if h >= 9:
                 d.text(x + left - 6, y + above + (i + 0.5) * h + 3.7, ranks_text(here), "end")
             for j in range(len(grid.targets)):
                 amount = int(grid.amount[i, j])
                 box = (x + left + j * w, y + above + i * h, w, h)
-                d.heat(box, amount / most, flow_title(p, grid, i, j), count_text(amount) if amount else "")
+                d.heat(box, amount / most, _flow_title(p, grid, i, j), count_text(amount) if amount else "")
 
 
-def bands(d: Drawing, p: PlanPicture, grid: Grid, place: tuple[float, float, float, float]) -> None:
+def _bands(d: Drawing, p: PlanPicture, grid: FlowGrid, place: tuple[float, float, float, float]) -> None:
     """Bands between ranks of both sides, as wide as their amounts."""
     x, y, width, height = place
     left, right = x + RANKS, x + width - RANKS
@@ -210,7 +234,7 @@ def bands(d: Drawing, p: PlanPicture, grid: Grid, place: tuple[float, float, flo
             if not amount:
                 continue
             here, there = (left, tops[i], amount * scale), (right, bottoms[j], amount * other)
-            d.ribbon(here, there, shade_of(i), flow_title(p, grid, i, j))
+            d.ribbon(here, there, shade_of(i), _flow_title(p, grid, i, j))
             tops[i] += here[2]
             bottoms[j] += there[2]
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ucpl.pictures.drawing import Drawing, text_width
 from ucpl.pictures.look import COLOURS, binary_text, clipped, shade_of
-from ucpl.pictures.page import page, tag
+from ucpl.pictures.page import picture_page
 from ucpl.records import frozen
 from ucpl.storage.vaults.protection import Protection, get_sets
 
@@ -96,7 +96,7 @@ def vault_picture(
     call: str,
     protection: Protection,
     domains: Sequence[tuple[tuple[int, ...], Sequence[int], int]],
-    survived: Sequence[str] = (),
+    survived: Sequence[str],
 ) -> VaultPicture:
     """domains: ranks, bytes that ranks save, bytes for other domains."""
     shown = tuple(
@@ -217,15 +217,7 @@ def _domain(d: Drawing, p: VaultPicture, domain: DomainShown, among: SetShown | 
 
 
 def vault_html(picture: VaultPicture) -> str:
-    """One file. Raises nothing: names are whatever they are."""
-    title = f"A vault of {picture.call}"
-    rows = [
-        f"<tr>{tag('th', f'd{d.number}')}{tag('td', ', '.join(map(str, d.ranks)))}{tag('td', bytes_said(d))}</tr>"
-        for d in picture.domains
-    ]
-    body = [tag("h1", title), tag("p", picture.said()), f'<div class="wide">{vault_svg(picture, paper=False)}</div>']
-    body += [tag("p", line) for line in picture.survived]
-    body.append(
-        f'<table class="lined"><tr>{tag("th", "domain")}{tag("th", "ranks")}{tag("th", "a slot")}</tr>{"".join(rows)}</table>'
-    )
-    return page(title, "\n".join(body))
+    """The same in a page, with a table of the domains."""
+    rows = [(f"d{d.number}", ", ".join(map(str, d.ranks)), bytes_said(d)) for d in picture.domains]
+    svg = vault_svg(picture, paper=False)
+    return picture_page(f"A vault of {picture.call}", svg, ("domain", "ranks", "a slot"), rows)

@@ -264,7 +264,7 @@ def build(
 
 
 @frozen
-class Piece:
+class DigitBox:
     """A box of digits at `offset`, each digit with its stride.
 
     `offset` is the place of element (0, 0, ...). live: the dim of its live rows, whose indices count from the dim's
@@ -278,23 +278,23 @@ class Piece:
     live: str | None = None
 
 
-def pieces_of(cells: Cells) -> list[Piece]:
+def pieces_of(cells: Cells) -> list[DigitBox]:
     """All boxes of a list of cells.
 
     Padding is in none, but live rows of a dim are.
     """
     match cells:
         case Range(dim=dim, low=low, high=high):
-            return [Piece(None, None, ((dim, low, high, 1),), 0)] if high > low else []
+            return [DigitBox(None, None, ((dim, low, high, 1),), 0)] if high > low else []
         case Same(count=count):
-            return [Piece(None, None, (), n) for n in range(count)]
+            return [DigitBox(None, None, (), n) for n in range(count)]
         case Padding(dim=None):
             return []
         case Padding(dim=str(dim), low=low):
-            return [Piece(None, None, ((dim, low, low + cells.count, 1),), 0, dim)] if cells.count else []
+            return [DigitBox(None, None, ((dim, low, low + cells.count, 1),), 0, dim)] if cells.count else []
         case Labelled(label=label, tag=tag):
             return [
-                Piece(
+                DigitBox(
                     label if label is not None else p.label,
                     tag if tag is not None else p.tag,
                     p.digits,
@@ -304,19 +304,19 @@ def pieces_of(cells: Cells) -> list[Piece]:
                 for p in pieces_of(cells.cells)
             ]
         case Concat(parts=parts):
-            out: list[Piece] = []
+            out: list[DigitBox] = []
             start = 0
             for part in parts:
-                out += [Piece(p.label, p.tag, p.digits, p.offset + start, p.live) for p in pieces_of(part)]
+                out += [DigitBox(p.label, p.tag, p.digits, p.offset + start, p.live) for p in pieces_of(part)]
                 start += part.length
             return out
         case Product(factors=factors):
-            found = [Piece(None, None, (), 0)]
+            found = [DigitBox(None, None, (), 0)]
             for factor in factors:
                 row = factor.length
                 mine = pieces_of(factor)
                 found = [
-                    Piece(
+                    DigitBox(
                         outer.label if outer.label is not None else p.label,
                         outer.tag if outer.tag is not None else p.tag,
                         (*((d, a, b, s * row) for d, a, b, s in outer.digits), *p.digits),
@@ -330,7 +330,7 @@ def pieces_of(cells: Cells) -> list[Piece]:
     raise TypeError(cells)
 
 
-def behind(piece: Piece, count: int) -> Piece:
+def behind(piece: DigitBox, count: int) -> DigitBox:
     """A box of live rows, with indices from the dim's begin.
 
     The dim has `count` indices.

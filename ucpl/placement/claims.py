@@ -117,7 +117,7 @@ class Claims:
             return found
         name = "\1".join(components)
         tokens = tuple(None if _HOLE in t else t for t in _NUMBER.split(name))
-        if any(_is_wild(s) for b in holder.homes.blocks for s in _slots(b)):
+        if any(_is_wild(s) for b in holder.homes.blocks for s in b.slots):
             found = list(self.every)
             self.wild.append(holder)
         else:
@@ -138,7 +138,7 @@ class Claims:
 
         Slots stay as long as the parts that claimed their places.
         """
-        slots = tuple((len(b.rank), b.choices, *((s.axis, id(s.values)) for s in _slots(b))) for b in blocks)
+        slots = tuple((len(b.rank), b.choices, *((s.axis, id(s.values)) for s in b.slots)) for b in blocks)
         if slots not in self.distinct:
             self.distinct[slots] = _are_distinct(blocks)
         return self.distinct[slots]
@@ -213,13 +213,9 @@ def _is_wild(slot: Slot) -> bool:
     return isinstance(slot.values, tuple) and not all(v.isdigit() for v in slot.values)
 
 
-def _slots(block: Block) -> list[Slot]:
-    return [p for name in (block.file, *block.key) for p in name if isinstance(p, Slot)]
-
-
 def _codes(block: Block, axis: int) -> list[tuple[str, ...]] | I64:
     """Values of an axis' slots: a row per coordinate or choice."""
-    slots = [s for s in _slots(block) if s.axis == axis]
+    slots = [s for s in block.slots if s.axis == axis]
     count = block.choices if axis == CHOICE else len(block.rank)
     if any(isinstance(s.values, tuple) for s in slots):
         return [tuple(s.text(i) for s in slots) for i in range(count)]

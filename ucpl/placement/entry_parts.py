@@ -12,6 +12,7 @@ from attrs import field
 
 from ucpl.errors import fail
 from ucpl.layout import FileRule, States, Storing
+from ucpl.layout.reduced_states import reduced_entry
 from ucpl.layout.scope import at
 from ucpl.layout.templates import Template, nested
 from ucpl.placement import flats as fl
@@ -104,6 +105,7 @@ class EntryParts:
     spreads_of: dict[object, list[Spread]] = field(factory=dict)
     arrays_of: dict[tuple[Spread, tuple[str, ...]], Arrays] = field(factory=dict)
     pieces_of: dict[object, Boxed] = field(factory=dict)  # states of one line share them
+    reduced_of: dict[object, EntryPlacer | None] = field(factory=dict)  # of states without some dims
     chunks_of: dict[Spread, Spread] = field(factory=dict)
 
     def weight(self, placer: EntryPlacer, rule: FileRule, key: Template) -> Part:
@@ -130,8 +132,27 @@ class EntryParts:
                     continue
                 if line.storing.key is not None and placer.entry.storing.key is not None and "key" in key.names:
                     key = nested(key, placer.entry.storing.key)
-                out += [self.part(placer, rule, key, state, line, counts) for state in names]
+                for state in names:
+                    own = self.reduced(placer, state, line)
+                    out += [self.part(own, rule, key, state, line, counts)] if own is not None else []
         return out
+
+    def reduced(self, placer: EntryPlacer, state: str, line: States) -> EntryPlacer | None:
+        """The placer of a state.
+
+        It differs if the state lacks dims. None: the entry's tensors do not have the state.
+        """
+        layout = self.site.layout
+        if state not in layout.reduced:
+            return placer
+        memo = (id(placer), state, line.shape)
+        if memo not in self.reduced_of:
+            entry = reduced_entry(
+                placer.entry, layout.placed, layout.indices, state, keeps_axes=line.shape == "like(1)"
+            )
+            made = None if entry is None else self.site.placer(entry, placer)
+            self.reduced_of[memo] = made
+        return self.reduced_of[memo]
 
     def part(
         self,

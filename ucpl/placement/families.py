@@ -115,7 +115,7 @@ class Order:
         orders = [self.members(group) for group in line.groups or (None,)]
         place = {name: n for n, name in enumerate(name for order in orders for name in order)}
         for n, part in enumerate(parts):
-            if line.shape == "like":
+            if isinstance(line.shape, str):
                 self.add(part, lambda name, n=n: (number, place.get(name, 0), n))  # type: ignore[misc]
             else:
                 self.add(part, lambda _, n=n: (number, n, 0))  # type: ignore[misc]

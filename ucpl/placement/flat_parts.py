@@ -122,6 +122,13 @@ class FlatParts:
     def line(self, line: States, rule: FileRule, name: str | None) -> GroupLine:
         assert isinstance(line.shape, tuple) and line.storing.key is not None
         site, axis, key = self.site, line.shape[0], line.storing.key
+        if (short := min(site.layout.reduced & {*site.state_names(line, name)}, default=None)) is not None:
+            fail(
+                "E225",
+                f"{short} lacks dims of its parameters, and a flat buffer has all elements of each",
+                at(line.span),
+                remedy=f"store it by a line of its own: state {short} = like",
+            )
         cut = ax.mesh_axes_of(axis)
         for a in cut:
             if a not in site.ranks.columns:

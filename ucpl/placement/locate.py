@@ -54,7 +54,7 @@ def locate(
         rule = layout.files[line.storing.file]
         if rule.form is None:
             continue
-        found = singles.like(line, rule) if line.shape == "like" else flats.parts(line, rule)
+        found = singles.like(line, rule) if isinstance(line.shape, str) else flats.parts(line, rule)
         order.states(found, line)
         parts += found
     parts = order.told(parts)

@@ -12,7 +12,7 @@ from ucpl.errors import fail
 from ucpl.layout import Entry, Layout, LogicalTensor
 from ucpl.layout import axes as ax
 from ucpl.layout.scope import at
-from ucpl.placement.cells import Piece, behind
+from ucpl.placement.cells import DigitBox, behind
 from ucpl.records import frozen
 
 __all__ = ["LogicalRows", "Row"]
@@ -33,7 +33,7 @@ class LogicalRows:
     entry: Entry
     k: int
 
-    def rows(self, piece: Piece) -> list[Row]:
+    def rows(self, piece: DigitBox) -> list[Row]:
         """Boxes in logical dims.
 
         A digit that is not the last of its dim is enumerated, one box a value.

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from attrs import field
 
-from ucpl.layout import FileRule, Group, Layout, States, Storing
+from ucpl.layout import Entry, FileRule, Group, Layout, States, Storing
 from ucpl.layout.fills import PARAMETER
 from ucpl.layout.layout import Policy
 from ucpl.layout.templates import Template
@@ -51,6 +51,17 @@ class Site:
         )
         is_raw = all("#" in dim for t in layout.placed.values() for dim in t.dims)
         return cls(layout, rank, Ranks(layout), number, k, is_raw, placers, Claims(), Namer(), wanted)
+
+    def placer(self, entry: Entry, like: EntryPlacer) -> EntryPlacer:
+        """A placer of a further entry, with the caches of this site."""
+        return EntryPlacer(
+            self.layout,
+            entry,
+            self.number,
+            self.k,
+            choices_found=like.choices_found,
+            locals_found=like.locals_found,
+        )
 
     def combinations(
         self, axes: tuple[str, ...], where: tuple[tuple[str, int], ...], *placers: EntryPlacer

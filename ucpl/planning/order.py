@@ -157,7 +157,9 @@ def structure_of(placement: Placement) -> Structure:
             tuple(
                 s.name
                 for s in layout.states
-                if t.kind == "parameter" and (s.groups is None or path in of_groups[s.name])
+                if t.kind == "parameter"
+                and (s.groups is None or path in of_groups[s.name])
+                and (not s.is_reduced or t.of(s.name) is not t)
             ),
         )
         for path, t in layout.tensors.items()

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import evolve, field
-from numpy.typing import NDArray
 
 from ucpl.extents import Shelves, StoredTensor, Structure
 from ucpl.extents.account import Account
@@ -28,7 +27,6 @@ if TYPE_CHECKING:  # a reader of headers alone does not wait for it
 
 __all__ = ["ClosedText", "Kind", "Origin", "Passed", "Plan", "Recipe", "Runs", "Tally"]
 
-I32 = NDArray[np.int32]
 RUNS_MAX = 1 << 28  # of a plan whose rows are expanded by tensor: more is no plan but a mistake
 
 

@@ -79,13 +79,9 @@ def shelves_json(shelves: Shelves) -> Json:
     return {"columns": kept, "shelves": rows}
 
 
-def _slots(block: Block) -> list[Slot]:
-    return [p for name in (block.file, *block.key) for p in name if isinstance(p, Slot)]
-
-
 def _named_by(block: Block) -> Json:
     """The slot that has a family's names, by number, or these names."""
-    found = (n for n, s in enumerate(_slots(block)) if isinstance(s.values, tuple) and s.values == block.named)
+    found = (n for n, s in enumerate(block.slots) if isinstance(s.values, tuple) and s.values == block.named)
     return next(found, block.named)
 
 
@@ -148,7 +144,7 @@ def _block(row: Json, column: Callable[[Json], I64]) -> Block:
 
 
 def _names_of(block: Block, raw: Json) -> tuple[str, ...]:
-    names = texts(raw) if isinstance(raw, list) else _slots(block)[whole(raw)].values
+    names = texts(raw) if isinstance(raw, list) else block.slots[whole(raw)].values
     if not isinstance(names, tuple) or len(names) != block.choices:
         raise ValueError("a family of other tensors than its shelf")
     return names
@@ -173,7 +169,7 @@ def _check(shelf: Shelf) -> None:
         raise ValueError("a tensor of more bytes than there are")
     if (b.rank < 0).any() or (b.padding < 0).any():
         raise ValueError("a rank or padding below zero")
-    slots = _slots(b)
+    slots = b.slots
     if any(len(s.values) != (b.choices if s.axis else count) for s in slots):
         raise ValueError("a slot of another length than its shelf")
     if b.choices > 1 and not any(s.axis for s in slots):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ucpl.files.checkpoint import Checkpoint
     from ucpl.placement import Part, Placement
 
-__all__ = ["GROUPS", "MODEL", "STATES", "Chunk", "Index", "chunk_at", "index_checkpoint", "with_tensors"]
+__all__ = ["GROUPS", "MODEL", "STATES", "Chunk", "CheckpointIndex", "chunk_at", "index_checkpoint", "with_tensors"]
 
 Ints = tuple[int, ...]
 REDUCED = (Policy.MEAN, Policy.SUM, Policy.MAX)
@@ -52,7 +52,7 @@ class Chunk:
 
 
 @frozen(eq=False)
-class Index:
+class CheckpointIndex:
     """The content of a checkpoint under the names of a job."""
 
     metadata: dict[str, TensorStorageMetadata | BytesStorageMetadata] = field(factory=dict)
@@ -62,14 +62,14 @@ class Index:
 
 def index_checkpoint(
     checkpoint: Checkpoint, placement: Placement, names: tuple[str, str, str], wide: frozenset[str] = frozenset()
-) -> Index:
+) -> CheckpointIndex:
     """Everything that a checkpoint has, under a job's names.
 
     wide: names of weights that are their masters, if these are stored. Raises: UcplError E642 for a tensor that is no
     copy of a box.
     """
     model, states, groups = names
-    found = Index()
+    found = CheckpointIndex()
     held: dict[tuple[str, str], list[tuple[Part, int]]] = {}
     for part in placement.parts:
         if not part.is_alias:
@@ -87,7 +87,7 @@ def index_checkpoint(
     for (state, path), rows in held.items():
         name = model.format(name=path) if state == "weight" else states.format(name=path, state=state)
         if state != "weight" or path not in of_master:
-            _add(found, name, placement.layout.tensors[path].counts, _boxes(checkpoint, rows))
+            _add(found, name, placement.layout.tensors[path].of(state).counts, _boxes(checkpoint, rows))
         if state == origin and path in of_master:
             counts = placement.layout.tensors[path].counts
             _add(found, model.format(name=path), counts, _boxes(checkpoint, rows))
@@ -174,7 +174,7 @@ def _has(one: tuple[Ints, Ints], other: tuple[Ints, Ints]) -> bool:
     return all(a <= c and d <= b for a, b, c, d in zip(*one, *other, strict=True))
 
 
-def _add(found: Index, name: str, counts: Ints, boxes: Boxes) -> None:
+def _add(found: CheckpointIndex, name: str, counts: Ints, boxes: Boxes) -> None:
     """Add a tensor under its name.
 
     After its own dims, boxes have dims of 1.
@@ -188,7 +188,7 @@ def _add(found: Index, name: str, counts: Ints, boxes: Boxes) -> None:
         found.chunks[MetadataIndex(name, torch.Size(low[:width]), i)] = own
 
 
-def _add_empty(found: Index, checkpoint: Checkpoint, model: str) -> None:
+def _add_empty(found: CheckpointIndex, checkpoint: Checkpoint, model: str) -> None:
     """Add tensors without elements, which no placement has.
 
     A dtype and a shape, and no boxes, so that nothing is read.
@@ -199,7 +199,7 @@ def _add_empty(found: Index, checkpoint: Checkpoint, model: str) -> None:
         found.metadata.setdefault(model.format(name=path), known)
 
 
-def _add_values(found: Index, checkpoint: Checkpoint, states: str, groups: str) -> None:
+def _add_values(found: CheckpointIndex, checkpoint: Checkpoint, states: str, groups: str) -> None:
     """Steps, and hyper-parameters of groups."""
     for state, each in checkpoint.state.scalars.items():
         for path, value in each.items():

@@ -34,7 +34,7 @@ from ucpl.live.tensors import Goal, unwritable
 from ucpl.ranks.load_checks import Index, LoadRequest, check_fit
 from ucpl.records import frozen
 
-__all__ = ["Engine", "KnownStates", "as_kept", "fill", "is_engine"]
+__all__ = ["TrainingEngine", "KnownStates", "as_kept", "fill", "is_engine"]
 
 STATES = "optim.state."
 LINKED = "_hp_optimizer_states_linked"
@@ -44,7 +44,7 @@ Ints = tuple[int, ...]
 Numbers = dict[str, tuple[Counted, torch.Tensor]]  # as a checkpoint keeps them, and as tensors
 
 
-class Engine(Protocol):
+class TrainingEngine(Protocol):
     """The attributes of a DeepSpeedEngine that are used."""
 
     module: nn.Module
@@ -54,7 +54,7 @@ class Engine(Protocol):
     def zero_optimization_stage(self) -> int: ...
 
 
-def is_engine(model: object) -> TypeGuard[Engine]:
+def is_engine(model: object) -> TypeGuard[TrainingEngine]:
     return isinstance(getattr(model, "module", None), nn.Module) and hasattr(model, "zero_optimization_stage")
 
 
@@ -162,7 +162,9 @@ class _Planner(DefaultLoadPlanner):
 class _Filling:
     """The requests to a checkpoint for an engine, by its names."""
 
-    def __init__(self, engine: Engine, known: KnownStates, names: Mapping[nn.Parameter, tuple[str, ...]]) -> None:
+    def __init__(
+        self, engine: TrainingEngine, known: KnownStates, names: Mapping[nn.Parameter, tuple[str, ...]]
+    ) -> None:
         self.engine, self.known, self.names = engine, known, names
         self.wanted: dict[str, _Parts] = {}
         self.goals: list[Goal] = []
@@ -262,7 +264,7 @@ def reject(what: str) -> None:
     fail("E645", what, Label("the engine"))
 
 
-def why_unsupported(engine: Engine) -> str:
+def why_unsupported(engine: TrainingEngine) -> str:
     """The reason why an engine cannot be filled; empty if it can."""
     optimizer, stage = engine.optimizer, engine.zero_optimization_stage()
     config = getattr(getattr(engine, "_config", None), "zero_config", None)
@@ -390,7 +392,7 @@ def shape_of(param: nn.Parameter) -> Ints:
 
 @torch.no_grad()
 def fill(
-    engine: Engine, reader: StorageReader, known: KnownStates, rename: Callable[[str], str], ranks: Ranks,
+    engine: TrainingEngine, reader: StorageReader, known: KnownStates, rename: Callable[[str], str], ranks: Ranks,
     *, states: bool, strict: bool = True, src: str = "",
 ) -> None:  # fmt: skip
     """Fill masters, weights and buffers of an engine.
@@ -548,7 +550,7 @@ def _counted(inner: torch.optim.Optimizer, like: object, value: torch.Tensor) ->
     return int(number) if number == int(number) and not isinstance(like, float) else number
 
 
-def _go_on(engine: Engine, train_state: TrainState) -> None:
+def _go_on(engine: TrainingEngine, train_state: TrainState) -> None:
     """Set the schedule, the loss scale and the counters, if present."""
     blobs = train_state.blobs
     for name in COUNTERS:

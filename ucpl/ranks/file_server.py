@@ -20,7 +20,7 @@ from ucpl.storage.authentication import Connector, Listener
 from ucpl.storage.reading import identity_of
 from ucpl.storage.wire import Question, QuestionClient, QuestionServer, Session
 
-__all__ = ["BLOCK", "Peer", "Server", "host_mark", "own_host"]
+__all__ = ["BLOCK", "Peer", "FileServer", "host_mark", "own_host"]
 
 BLOCK = 4 << 20  # bytes of an answer, at most
 Stamp = tuple[int, int]  # size, time in ns
@@ -62,7 +62,7 @@ def stamp_of(path: Path) -> Stamp:
     return (status.st_size, status.st_mtime_ns) if known is None else known[:2]
 
 
-class Server:
+class FileServer:
     """Serves `files`, by their names, until it is closed."""
 
     def __init__(self, files: Mapping[str, Path], door: Listener) -> None:

@@ -19,7 +19,7 @@ import xxhash
 from attrs import field
 
 from ucpl.errors import Label, UcplError, calling, fail
-from ucpl.ranks.file_server import Peer, Server, Stamp, host_mark, own_host, stamp_of
+from ucpl.ranks.file_server import FileServer, Peer, Stamp, host_mark, own_host, stamp_of
 from ucpl.records import define, frozen
 from ucpl.runtime.process_group import ProcessGroup
 from ucpl.storage import cache_dirs
@@ -102,11 +102,11 @@ def one_folder(team: ProcessGroup, place: LocalFiles, source: Path, keys: Path |
     if all(len(ranks) == team.size for ranks in holders.values()):  # every rank has all files
         yield source
         return
-    server: Server | None = None
+    server: FileServer | None = None
     meeting = _Meeting.of(team, keys)
     try:
         files = {name: source / name if name else source for name in mine}
-        server = Server(files, meeting.door)
+        server = FileServer(files, meeting.door)
         ways = meeting.ways(team, server)
         view = _FolderView(team.rank, every, holders, files)
 
@@ -150,7 +150,7 @@ class _Meeting:
         host = own_host(os.environ.get("MASTER_ADDR", "127.0.0.1"))
         return cls(TlsListener((host, 0), keys, None), keys)
 
-    def ways(self, team: ProcessGroup, server: Server) -> list[Connector]:
+    def ways(self, team: ProcessGroup, server: FileServer) -> list[Connector]:
         """To the server of each rank, by rank. Raises: UcplError E621."""
         if self.keys is None:
             assert isinstance(self.door, UnixListener)

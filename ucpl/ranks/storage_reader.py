@@ -44,8 +44,8 @@ from ucpl.extents import DTYPES
 from ucpl.files.groups import agreed
 from ucpl.live.agreement import Ranks
 from ucpl.live.tensors import is_direct, is_inference, memory_of, overflows, plain, survives, tensor_of, unwritable
-from ucpl.ranks.box_index import GROUPS, MODEL, STATES, Index, index_checkpoint, with_tensors
-from ucpl.ranks.engines import Engine, KnownStates, as_kept, fill, is_engine
+from ucpl.ranks.box_index import GROUPS, MODEL, STATES, CheckpointIndex, index_checkpoint, with_tensors
+from ucpl.ranks.engines import KnownStates, TrainingEngine, as_kept, fill, is_engine
 from ucpl.ranks.exchange import dtype_of
 from ucpl.ranks.load_checks import LoadRequest, check_fit, check_tied, is_empty, tied
 from ucpl.ranks.scattered_files import Ends, check_copies, copies_differ, ends_of
@@ -62,7 +62,6 @@ __all__ = ["StorageReader", "load_into"]
 
 BLOCK = 16 << 20  # bytes that are read at once
 FETCHED = 64 << 20  # bytes of a store that are fetched at once
-Ints = tuple[int, ...]
 
 
 class _Room:
@@ -110,7 +109,7 @@ class StorageReader(Base):
         self.generation: int | None = None  # of a vault
         self._generation: int | None = None  # of a vault without a named generation: the newest one of this rank
         self.error: Exception | None = None  # the error of opening it, for other ranks
-        self._index = Index()
+        self._index = CheckpointIndex()
         self.reset(path)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -353,7 +352,7 @@ def _by_file(spans: Iterable[tuple[str, int, int]]) -> dict[str, list[tuple[int,
 
 
 def load_into(
-    model: torch.nn.Module | Engine,
+    model: torch.nn.Module | TrainingEngine,
     optimizer: object | None,
     src: str | os.PathLike[str],
     *,

@@ -278,7 +278,7 @@ class Format:
         """True if its files continue a run's loss scaling."""
         return False
 
-    def job(self, settings: Mapping[str, object]) -> str:
+    def job(self, source: Checkpoint, settings: Mapping[str, object]) -> str:
         """Ranks and options of a job that loads a target.
 
         Empty if a target is not loaded by the ranks of a job.

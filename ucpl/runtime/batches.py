@@ -30,7 +30,6 @@ PARTS_MAX = 4  # of a tile: it is not cut smaller for that
 PARTS_MOST = 16  # the least size if memory is short
 
 I64 = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 
 @frozen
@@ -138,13 +137,13 @@ def group_bands(
     bands: Sequence[tuple[int, int]],
     room: int,
     *,
-    shared: bool = False,
+    shared: bool,
 ) -> list[Batch]:
     """Put every band in one group.
 
     Groups are in the order of their first bands. Windows of one group have `room` bytes at most. assembled: the rows,
     places of the source, the file of each, and places of the target. shared: bytes that several tiles need are read
-    once for all of them in any case, in long runs too. By default they are not: the page cache of a single process has
+    once for all of them in any case, in long runs too. If it is not set, they are not: the page cache of a single process has
     them when it reads them again, and a copy from there is as fast as from a window.
     """
     rows, sources, file_of, targets = assembled

@@ -21,7 +21,6 @@ _BITS = 63  # of a length in bytes
 _FEW = 16  # CRCs that numbers of Python shift sooner than columns do: most members of a checkpoint are read in a few pieces
 
 U32 = npt.NDArray[np.uint32]
-I64 = npt.NDArray[np.int64]
 
 
 def combine(crcs: npt.ArrayLike, lengths: npt.ArrayLike) -> int:

@@ -219,10 +219,11 @@ def check_own(folder: Path) -> None:
         raise OSError(errno.EPERM, "it belongs to another user", str(folder))
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        if os.fstat(fd).st_uid != os.geteuid():
+        state = os.fstat(fd)
+        if state.st_uid != os.geteuid():
             raise OSError(errno.EPERM, "it belongs to another user", str(folder))
         with suppress(PermissionError):  # a file system without modes
-            os.fchmod(fd, 0o700)
+            os.fchmod(fd, 0o700 | state.st_mode & stat.S_ISGID)  # files below keep the group of a shared folder
     finally:
         os.close(fd)
 

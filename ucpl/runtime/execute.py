@@ -56,6 +56,7 @@ from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.targets import TargetFile, TargetFiles, TargetPlan, cannot_write, lay_out
 from ucpl.runtime.tiles import DoneTiles, Tiles, cut_tiles
 from ucpl.runtime.up_to_date import Made, is_same, patches_of
+from ucpl.storage.joined import parts_of
 from ucpl.storage.resolve_url import get_upload_target
 from ucpl.tables import each
 
@@ -163,14 +164,14 @@ def _bind(plan: Plan, source: Checkpoint, framework: Framework, options: RunOpti
     sources = fit(plan.sources, source.extents)
     skeleton = _skeleton(plan, source, framework, options.tag)
     skeleton = with_beside(skeleton, source, plan.target)
-    _reject_globals(skeleton, options)
+    remarks = _check_globals(skeleton, options)
     layout = lay_out(skeleton, plan.targets)
     sources += tuple(where for where, _ in layout.carried)
     found = bound(plan, _files(sources, layout, len(plan.sources)))
     rows, fills = bind_rows(found, sources, layout.places), bind_fills(found, layout.places)
     check_covered(rows, fills, layout.owners, layout.places)
     made = frozenset(c.extent.file for file in skeleton.files for c in file.carried if c.is_made)
-    return _Bound(plan, source, layout, sources, rows, fills, made), skeleton.texts
+    return _Bound(plan, source, layout, sources, rows, fills, made, remarks), skeleton.texts
 
 
 def _skeleton(plan: Plan, source: Checkpoint, framework: Framework, tag: str | None) -> Skeleton:
@@ -214,24 +215,28 @@ def _place(target: Path, source: Checkpoint, parent: Path | None = None) -> Path
     parent = parent or target.absolute().parent
     try:
         is_folder = parent.is_dir()
-        place = parent.resolve() / rest
-        top = source.top.resolve()
+        place = Path(os.path.realpath(parent), rest)
+        tops = [path.resolve() for path in parts_of(source.top)]
     except OSError as error:
         cannot_write(parent, error, resumable=False)
     if not is_folder:
         fail("E507", f"{parent} is no folder", Label(str(target)))
     if get_upload_target(place) is not None:  # local files are at the path of their URL
-        place, top, within = Path(called(str(place))), Path(called(str(top))), place
+        place, tops, within = Path(called(str(place))), [Path(called(str(top))) for top in tops], place
     else:
         within = place
-    if place == top or top in place.parents or place in top.parents:
+    for top in (top for top in tops if place == top or top in place.parents or place in top.parents):
         what = "holds" if place in top.parents else "is the same as, or inside,"
         remedy = "the source is only read: choose a DST outside of it"
         fail("E507", f"the target {what} the source {top}", Label(str(place)), remedy=remedy)
     return within
 
 
-def _reject_globals(skeleton: Skeleton, options: RunOptions) -> None:
+def _check_globals(skeleton: Skeleton, options: RunOptions) -> tuple[str, ...]:
+    """Remarks on classes that are allowed and in no pickle.
+
+    Raises: UcplError E504.
+    """
     unknown = [name for name in skeleton.unsafe_globals if name not in options.allow_globals]
     if unknown:
         raise UcplError(
@@ -241,6 +246,8 @@ def _reject_globals(skeleton: Skeleton, options: RunOptions) -> None:
                 for name in unknown
             )
         )  # fmt: skip
+    unused = [name for name in options.allow_globals if name not in skeleton.unsafe_globals]
+    return tuple(f"--allow-global {name} has no effect: the target's pickles name no such class" for name in unused)
 
 
 def _check_room(layout: TargetPlan, target: Path) -> int:
@@ -283,6 +290,7 @@ class _Bound:
     rows: Rows
     fills: Fills
     made: frozenset[str]  # files of the source that were made for this very target
+    remarks: tuple[str, ...]
 
 
 class _Run:
@@ -313,7 +321,7 @@ class _Run:
         self.journal: Journal | None = None
         self.fragments = Fragments()  # journalled
         self.unverified: tuple[Unverified, ...] = ()
-        self.remarks: tuple[str, ...] = ()
+        self.remarks = bound.remarks
         self.keep = False
         self.shipping = _shipping(target, self.layout, self.single)
 

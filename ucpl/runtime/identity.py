@@ -56,7 +56,7 @@ def digest_of_files(files: Sequence[TargetFile], texts: Mapping[str, str]) -> st
     return state.hexdigest()
 
 
-def digest_of_sources(sources: SourceFiles, made: Set[str] = frozenset()) -> str:
+def digest_of_sources(sources: SourceFiles, made: Set[str]) -> str:
     """Digest of size, time and inode of every file that is read.
 
     Files that are `made` for the target, anew each time, count by their size alone.

@@ -27,7 +27,6 @@ __all__ = ["Place", "Rows", "Rule", "bind_rows", "check_within", "fit", "rows_of
 
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
-U8 = NDArray[np.uint8]
 Bools = NDArray[np.bool_]
 
 

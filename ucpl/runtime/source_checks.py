@@ -28,7 +28,7 @@ from ucpl.runtime.reading import Fragments
 from ucpl.runtime.rows import Place, bind_rows, fit
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.values import decode, value_text
-from ucpl.tables import I64, within
+from ucpl.tables import I64, each, within
 
 __all__ = [
     "Inspection",
@@ -133,26 +133,25 @@ def check_members(members: Sequence[TouchedMember], read: Fragments, how: Inspec
 
     Returns the members that were left out. Raises: UcplError E612, with every member that does not match.
     """
-    covers = [_cover(m, part) for m, part in zip(members, _by_member(members, read), strict=True)]
-    order = sorted(range(len(members)), key=lambda i: (covers[i].open_bytes, i))
+    how.counters.source_bytes_without_crc += sum(m.size for m in members if m.crc is None)
+    members = [m for m in members if m.size and m.crc is not None]
+    parts = _by_member(members, read)
+    covers = [p if isinstance(p, int) else _cover(m, p) for m, p in zip(members, parts, strict=True)]
+    rests = [0 if isinstance(cover, int) else cover.open_bytes for cover in covers]
+    order = sorted(range(len(members)), key=rests.__getitem__)
     left = how.bytes_max
     wrong: list[tuple[int, Diagnostic]] = []
     unverified: list[tuple[int, Unverified]] = []
     for i in order:
         member, cover = members[i], covers[i]
-        if not member.size:
-            continue
-        if member.crc is None:
-            how.counters.source_bytes_without_crc += member.size
-            continue
-        rest = cover.open_bytes
+        rest = rests[i]
         if left is not None and rest > left:
             how.counters.source_bytes_unverified += member.size
             name = how.files.files[member.file]
             unverified.append((i, Unverified(name, member.storage, member.size, member.size - rest, member.tensors)))
             continue
         left = None if left is None else left - rest
-        found = _crc_of(member, cover, how)
+        found = cover if isinstance(cover, int) else _crc_of(member, cover, how)
         how.counters.source_bytes_checked += member.size
         if found != member.crc:
             wrong.append((i, _damaged(member, found, how.files)))
@@ -184,10 +183,10 @@ def _damaged(member: TouchedMember, found: int, files: SourceFiles) -> Diagnosti
     )
 
 
-def _by_member(members: Sequence[TouchedMember], read: Fragments) -> list[tuple[I64, U32]]:
+def _by_member(members: Sequence[TouchedMember], read: Fragments) -> list[int | tuple[I64, U32]]:
     """Fragments of each member, sorted, each once, and their CRCs.
 
-    The columns are position, size, count and step.
+    The columns are position, size, count and step. Of a member that is one run, its CRC alone.
     """
     of = [np.array(c, np.int64) for c in (read.file, read.position, read.size, read.count, read.step)]
     order = np.lexsort(of[::-1])
@@ -198,10 +197,28 @@ def _by_member(members: Sequence[TouchedMember], read: Fragments) -> list[tuple[
     file, position, size, count, step = (c[new] for c in of)
     crc = np.array(read.crc, np.uint32)[order][new]
     stop = position + size + (count - 1) * step
-    found = []
-    for m in members:
-        a, b = np.searchsorted(file, (m.file, m.file + 1))
-        a, b = a + np.searchsorted(position[a:b], (m.start, m.stop))
+    if not members:
+        return []
+    of_file, start, end = (
+        np.array(c, np.int64) for c in zip(*((m.file, m.start, m.stop) for m in members), strict=True)
+    )
+    first, last, top = (np.zeros(len(members), np.int64) for _ in range(3))
+    for n in each(of_file):
+        mine, (a, b) = of_file == n, np.searchsorted(file, (n, n + 1))
+        here = position[a:b]
+        first[mine], last[mine] = a + np.searchsorted(here, start[mine]), a + np.searchsorted(here, end[mine])
+        top[mine] = a + np.searchsorted(here, start[mine], "right") - 1  # of those that begin there, the longest
+    whole = top >= first
+    whole[whole] = (size[top[whole]] == (end - start)[whole]) & (count[top[whole]] == 1)
+    known = np.zeros(len(members), np.uint32)
+    known[whole] = crc[top[whole]]
+    found: list[int | tuple[I64, U32]] = []
+    for m, is_whole, told, a, b in zip(
+        members, whole.tolist(), known.tolist(), first.tolist(), last.tolist(), strict=True
+    ):
+        if is_whole:
+            found.append(told)
+            continue
         inside = np.flatnonzero(stop[a:b] <= m.stop) + a
         found.append((np.stack([c[inside] for c in (position, size, count, step)], axis=1), crc[inside]))
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from attrs import field
@@ -153,7 +153,7 @@ class _Listed:
     base: Path  # that names start from
     stated: dict[str, StatedFile]  # by the manifest
     held: dict[tuple[str, str], list[str]]  # (file, storage) -> its tensors
-    archives: dict[str, tuple[tuple[int, int], ...]]  # of files with several archives: where each begins, and its bytes
+    archives: Mapping[str, Sequence[tuple[int, int]]]  # of files with several archives
     findings: list[Diagnostic]
     spans: list[_Span] = field(factory=list)
     sizes: dict[str, int] = field(factory=dict)
@@ -240,7 +240,7 @@ def _manifest(checkpoint: Checkpoint, findings: list[Diagnostic]) -> tuple[Manif
 
 
 def _members(
-    base: Path, name: str, held: dict[tuple[str, str], list[str]], archives: tuple[tuple[int, int], ...] | None
+    base: Path, name: str, held: dict[tuple[str, str], list[str]], archives: Sequence[tuple[int, int]] | None
 ) -> Iterator[_Span]:
     """Members with CRCs of a file that is a zip archive.
 

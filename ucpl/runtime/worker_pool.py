@@ -51,9 +51,7 @@ def run_through(queue: Queue, work: Work, workers: int, meanwhile: Callable[[], 
         work(threading.Event())
 
 
-def run_workers(
-    works: Sequence[Work], meanwhile: Callable[[], None] = lambda: None, look: threading.Event | None = None
-) -> None:
+def run_workers(works: Sequence[Work], meanwhile: Callable[[], None], look: threading.Event | None = None) -> None:
     """Run each work in its own thread; call `meanwhile` in this one.
 
     It returns when all have ended. look: when it is set, `meanwhile` is called at once. The first error stops all; so

@@ -10,7 +10,7 @@ import errno
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -357,7 +357,7 @@ class OfObstore:
     def remove(self, keys: Sequence[str]) -> None:
         import obstore
 
-        for some in _by(keys, 1000):
+        for some in (list(keys[n : n + 1000]) for n in range(0, len(keys), 1000)):
             try:
                 self._ask(partial(obstore.delete, self._store, some), f"{_place(self.url, some[0])} not removed")
             except FileNotFoundError:
@@ -461,7 +461,3 @@ class OfFsspec:
                 )
             except FileNotFoundError:
                 pass
-
-
-def _by(keys: Sequence[str], count: int) -> Iterable[list[str]]:
-    return (list(keys[i : i + count]) for i in range(0, len(keys), count))

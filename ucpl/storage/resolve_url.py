@@ -1,6 +1,6 @@
 """The local paths of paths and URLs that callers give.
 
-This is fast for local paths.
+Also of several paths as one source, `A+B`. This is fast for local paths.
 """
 
 from __future__ import annotations
@@ -11,25 +11,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ucpl.errors import Label, fail
+from ucpl.storage.joined import is_joined, join, paths_in
 from ucpl.storage.lifetimes import current_scope
 from ucpl.storage.urls import file_at, is_url
 
 if TYPE_CHECKING:
     from ucpl.storage.upload_target import UploadTarget
 
-__all__ = ["get_upload_target", "resolve_source", "resolve_target"]
+__all__ = ["get_upload_target", "is_resolved", "resolve_source", "resolve_target"]
 
 _PLACES: dict[Path, UploadTarget] = {}
+
+
+def is_resolved(path: str | Path) -> bool:
+    """False for a URL, and for several paths as one source."""
+    return not is_joined(path) and not is_url(path)
 
 
 def resolve_source(path: str | Path, say: Callable[[str], object] = warnings.warn) -> Path:
     """The local path of a checkpoint to read.
 
-    A local path is returned unchanged. A URL becomes its folder of sparse files, a vault its newest generation.
+    A local path is returned unchanged. A URL becomes its folder of sparse files, a vault its newest generation, several
+    paths a folder of links.
     say: receives warnings about generations that may be newer and cannot be read.
-    Raises: UcplError E185, E680-E683, E685, E690-E692.
+    Raises: UcplError E185, E400, E437, E680-E683, E685, E690-E692.
     """
     _reject_empty(path, "a checkpoint")
+    if is_joined(path):
+        return join(str(path), [resolve_source(one, say) for one in paths_in(str(path))])
     if not is_url(path):
         return Path(path)
     if (here := file_at(str(path))) is not None:

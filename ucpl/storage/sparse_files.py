@@ -220,7 +220,7 @@ class SparseFile:
                 low, high = min(low, self._lows[a]), max(high, self._highs[b - 1])
             self._lows[a:b], self._highs[a:b] = [low], [high]
 
-    def _have(self, unit: Range, *, surely: bool = False) -> bool:
+    def _have(self, unit: Range, *, surely: bool) -> bool:
         """Fetch one unit into the sparse file.
 
         False: there is no space to keep it. Raises: OSError, UcplError E611.

@@ -85,6 +85,10 @@ class Block:
     def __len__(self) -> int:
         return len(self.rank) * self.choices
 
+    @property
+    def slots(self) -> list[Slot]:
+        return [part for name in (self.file, *self.key) for part in name if isinstance(part, Slot)]
+
     def place(self, coordinate: int, choice: int) -> tuple[str, tuple[str | int, ...]]:
         """File and key of a tensor."""
         steps: list[str | int] = []

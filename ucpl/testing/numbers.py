@@ -33,8 +33,9 @@ def numbered(placement: Placement, same: dict[str, str]) -> Whole:
     start = 1  # zero is the value of padding
     for state in states:
         for path, tensor in placement.layout.tensors.items():
-            out[path, state] = np.arange(start, start + tensor.numel, dtype=np.float64).reshape(tensor.counts)
-            start += tensor.numel
+            own = tensor.of(state)
+            out[path, state] = np.arange(start, start + own.numel, dtype=np.float64).reshape(own.counts)
+            start += own.numel
     for state, origin in same.items():
         for path in placement.layout.tensors:
             out[path, state] = out[path, origin]
@@ -105,7 +106,7 @@ def gather(placement: Placement, stored: dict[Place, F64]) -> Whole:
             for row in rows:
                 path = placement.tensors[int(part.pieces.tensor[row])]
                 a, b = part.value_of(path)
-                tensor = placement.layout.tensors[path]
+                tensor = placement.layout.tensors[path].of(part.state)
                 whole = out.setdefault((path, part.state), np.full(tensor.counts, np.nan))
                 index, box = _where(placement, part.pieces, row, path)
                 whole[box] = ((stored[home.file, home.key][index] - b) / a).reshape(whole[box].shape)

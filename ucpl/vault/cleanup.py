@@ -31,13 +31,12 @@ class CleanupResult:
     why: str
 
 
-def remove_vaults(root: Path, *, with_state: bool = False, only: str | None = None) -> list[CleanupResult]:
+def remove_vaults(root: Path, *, with_state: bool) -> list[CleanupResult]:
     """Remove the vaults in a folder that no process uses.
 
     root: the folder, or the vault itself.
 
     A vault with a committed generation may be the last copy of a job's state: it is removed only with `with_state`.
-    only: the name of the one vault to remove.
 
     Raises: UcplError E692, if the folder does not exist or cannot be read.
     """
@@ -48,7 +47,7 @@ def remove_vaults(root: Path, *, with_state: bool = False, only: str | None = No
         reject_no_vault(root)
     alone = inspect_folder(root) if all(one.why_unreadable for one in below) else None
     some = below if alone is None or alone.why_unreadable else [alone]
-    return [_cleared(one, with_state) for one in some if only is None or one.home.name == only]
+    return [_cleared(one, with_state) for one in some]
 
 
 def _cleared(one: FoundFolder, with_state: bool) -> CleanupResult:

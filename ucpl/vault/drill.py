@@ -73,8 +73,8 @@ class DrillResult:
 def drill(
     call: str,
     root: Path,
-    domains: Sequence[Sequence[int]] | int | None = None,
-    protect: str | None = None,
+    domains: Sequence[Sequence[int]] | int | None,
+    protect: str | None,
     *,
     lose: int = 2,
     given: Given | None = None,

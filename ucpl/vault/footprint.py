@@ -106,7 +106,7 @@ class Footprint:
         return found
 
 
-def get_footprint(call: str, given: Given | None = None, most: int | None = None) -> Footprint:
+def get_footprint(call: str, given: Given | None, most: int | None) -> Footprint:
     """The footprint of a layout.
 
     The files are those of its keys, or those that its framework assigns to each rank.

@@ -43,7 +43,7 @@ __all__ = [
     "Damage",
     "FoundFolder",
     "Generation",
-    "Place",
+    "DomainStatus",
     "VaultStatus",
     "find_damage",
     "find_vaults",
@@ -70,7 +70,7 @@ class Generation:
 
 
 @frozen
-class Place:
+class DomainStatus:
     """A domain."""
 
     number: int
@@ -88,7 +88,7 @@ class VaultStatus:
 
     home: Path
     job: Job
-    domains: tuple[Place, ...]
+    domains: tuple[DomainStatus, ...]
     generations: tuple[Generation, ...]  # newest first
     # Newer generations, with the damaged texts that would be their commit records.
     damaged_newer: tuple[tuple[int, tuple[Path, ...]], ...] = ()
@@ -157,7 +157,7 @@ def _has(where: AnyDomain, generation: int) -> bool:
         return False
 
 
-def _place(home: Path, number: int, ranks: tuple[int, ...]) -> Place:
+def _place(home: Path, number: int, ranks: tuple[int, ...]) -> DomainStatus:
     there = get_domain(home, number)
     if isinstance(there, RemoteDomain):  # its server runs; writers on that host are not reported
         names, size = list[str](), 0
@@ -167,13 +167,13 @@ def _place(home: Path, number: int, ranks: tuple[int, ...]) -> Place:
             with suppress(OSError):
                 size += there.size(name)
         at = ":".join(map(str, there.address))
-        return Place(number, ranks, bool(names), bool(names), (), size, at)
+        return DomainStatus(number, ranks, bool(names), bool(names), (), size, at)
     here = Domain(home, number)
     size = 0
     with suppress(OSError):
         size = sum(entry.stat().st_blocks * 512 for entry in os.scandir(here.folder))
     alive = tuple(rank for rank in ranks if is_locked(here.lock(f"r{rank}")))
-    return Place(number, ranks, here.is_there(), is_locked(here.lock("server")), alive, size)
+    return DomainStatus(number, ranks, here.is_there(), is_locked(here.lock("server")), alive, size)
 
 
 def find_damage(home: Path, generation: int | None = None) -> tuple[Memory, list[Damage]]:

@@ -132,15 +132,11 @@ def _storage_name(tensor: StoredTensor, number: int) -> str:
 
     In safetensors it is the key, else the number.
     """
-    return _name(tensor.key) if _is_safetensors(tensor.file) else str(number)
-
-
-def _name(key: Key) -> str:
-    return "/".join(map(str, key))
+    return key_text(tensor.key) if _is_safetensors(tensor.file) else str(number)
 
 
 def _safetensors(name: str, tensors: Mapping[Key, torch.Tensor]) -> ToSave:
-    named = {_name(key): tensor for key, tensor in tensors.items()}
+    named = {key_text(key): tensor for key, tensor in tensors.items()}
     tensors_of = [(key, dtype_name(tensor, key), tuple(tensor.shape)) for key, tensor in named.items()]
     plan = layout_safetensors_file(tensors_of, {"format": "pt"})
     places = tuple((at, key, named[key]) for key, (at, size) in plan.storages.items() if size)

@@ -33,12 +33,12 @@ class _Asked:
     stored: set[Pair] = field(factory=set)  # the shards' own
     rounded: set[Pair] = field(factory=set)  # their masters, in the dtype of the file
     differs: list[str] = field(factory=list)
-    unheld: list[str] = field(factory=list)
+    uncompared: list[str] = field(factory=list)
 
     def add(self, pair: Pair, dtype: str, there: Placement) -> None:
         path, here, ours = pair[0], self.here, self.ours
         if path not in here.layout.tensors:
-            self.unheld.append(f"{path} is no tensor of the shards")
+            self.uncompared.append(f"{path} is no tensor of the shards")
         elif here.layout.tensors[path].counts != there.layout.tensors[path].counts:
             mine, yours = (list(x.layout.tensors[path].counts) for x in (here, there))
             self.differs.append(f"{path} is {mine} in the shards, {yours} in the companion files")
@@ -47,7 +47,7 @@ class _Asked:
         elif (path, "fp32") in ours:
             self.rounded.add(pair)
         else:
-            self.unheld.append(f"{path} is {ours[pair]} in the shards, {dtype} in the companion files")
+            self.uncompared.append(f"{path} is {ours[pair]} in the shards, {dtype} in the companion files")
 
 
 @frozen
@@ -60,7 +60,7 @@ class Agreement:
     tensors: int = 0  # that were compared
     elements: int = 0
     differs: tuple[str, ...] = ()
-    unheld: tuple[str, ...] = ()  # tensors that could not be compared, with the reason
+    uncompared: tuple[str, ...] = ()  # tensors that could not be compared, with the reason
     seen: Seen = field(factory=Seen)  # the values that were compared
 
     def __add__(self, other: Agreement) -> Agreement:
@@ -68,7 +68,7 @@ class Agreement:
             self.tensors + other.tensors,
             self.elements + other.elements,
             self.differs + other.differs,
-            self.unheld + other.unheld,
+            self.uncompared + other.uncompared,
             together((self.seen, other.seen)),
         )
 
@@ -86,7 +86,7 @@ def agreement(
     for pair, dtype in stored_dtypes(model, there).items():
         asked.add(pair, dtype, there)
     reach, origins, lost = reachable(here, asked.stored)
-    asked.unheld += [f"the shards store no weight of {path}" for path, _ in sorted(lost)]
+    asked.uncompared += [f"the shards store no weight of {path}" for path, _ in sorted(lost)]
     rounded = evolve(here, layout=evolve(here.layout, derived=(Derivation("weight", "fp32"),)))
     masters = {(path, "fp32") for path, _ in asked.rounded}
     elements, seen = 0, Seen()
@@ -99,7 +99,7 @@ def agreement(
         elements += compared.elements
         seen = together((seen, *compared.seen.values()))
         asked.differs += _told(compared, target)
-    return Agreement(len(reach) + len(asked.rounded), elements, tuple(asked.differs), tuple(asked.unheld), seen)
+    return Agreement(len(reach) + len(asked.rounded), elements, tuple(asked.differs), tuple(asked.uncompared), seen)
 
 
 def _told(compared: Iterable[Unequal], target: Placement) -> Iterator[str]:

@@ -17,6 +17,7 @@ from ucpl.conversion.engine import planned
 from ucpl.conversion.planning import Asked
 from ucpl.conversion.requests import Given
 from ucpl.formats.opening import open_checkpoint
+from ucpl.registry import format_named
 
 HSDP = FIXTURES / "hsdp_2x2"
 MASTERS = {
@@ -119,3 +120,21 @@ def test_masters_by_their_own_name_are_dropped_from_a_folder_that_shards_them(tm
     wanted = {name: tensor for name, tensor in truth("hsdp_2x2").items() if not name.endswith(".master")}
     ucpl.convert(tmp_path / "made", tmp_path / "made.pt", "plain()")
     assert_equal(held_by_plain(tmp_path / "made.pt"), wanted)
+
+
+@pytest.mark.parametrize(("call", "wide"), [("dcp(fsdp = 2{})", ", bf16 = 0"), ("torch_file({})", "bf16 = 0")])
+def test_advice_says_how_masters_become_the_weights(call: str, wide: str, tmp_path: Path) -> None:
+    """An optimizer of torch trains the weights that the job loads."""
+    engine = FIXTURES.parent / "deepspeed" / "z1_dp2_bf16"
+    told = [advice_of(engine, call.format(more)) for more in ("", wide)]
+    assert "bf16 = 0)' has them as the weights" in told[0] and "the masters" not in told[1]
+    ucpl.convert(engine, tmp_path / "made", call.format(wide))
+    ucpl.convert(tmp_path / "made", tmp_path / "made.pt", "plain()")
+    held = torch.load(tmp_path / "made.pt", weights_only=True)["params"]
+    masters = masters_of(engine, tmp_path)
+    assert_equal({name: held[name]["weight"] for name in masters}, masters)
+
+
+def advice_of(path: Path, call: str) -> str:
+    goal = ucpl.plan(str(path), call).target
+    return "\n".join(format_named(goal.framework).advice(open_checkpoint(path), goal))

@@ -127,6 +127,23 @@ def test_the_optimizer_s_numbers_are_the_model_s_parameters(
     assert ucpl.compare(folder, made / "there")
 
 
+def test_an_order_names_the_numbers_of_ranks(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    saved(folder, lambda rank, state: state["param_groups"][0].update(params=[1, 0, 2]))
+    made = tmp_path_factory.mktemp("made")
+    (made / "names.txt").write_text("column\nw\nnorm\n")
+    with pytest.raises(UcplError, match=r"E467.*--order FILE"):
+        ucpl.plan(str(folder), "plain()")
+    ucpl.convert(folder, made / "plain.pt", "plain()", order=made / "names.txt")
+    plain = torch.load(made / "plain.pt", weights_only=True)
+    for name, wanted in (("w", W), ("column", COLUMN), ("norm", NORM)):
+        assert torch.equal(plain["params"][name]["exp_avg"], wanted.float() * 2), name
+    assert [g["params"] for g in plain["groups"]] == [["column", "w", "norm"]]
+    for names in ("w\ncolumn\nnorm", "w\ncolumn", "column\nw\nw", "column\nw\nnone"):
+        (made / "other.txt").write_text(names)
+        with pytest.raises(UcplError, match="E466"):
+            ucpl.plan(str(folder), "plain()", order=made / "other.txt")
+
+
 def test_a_second_name_of_a_tied_tensor_is_found_by_its_bytes(folder: Path) -> None:
     saved(folder)
     for rank in range(RANKS):

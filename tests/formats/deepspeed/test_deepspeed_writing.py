@@ -300,6 +300,8 @@ def test_weights_alone_say_how_they_are_loaded() -> None:
         source = open_checkpoint(fixtures / name)
         target = api.plan(str(source.top), call).target
         assert any("load_optimizer_states=False" in text for text in _advice(source, target)) == is_said
+        is_narrow = any(t.dtype == "bf16" for t in source.state.tensors)
+        assert any("no masters in f32" in text for text in _advice(source, target)) == (is_said and is_narrow)
     source = open_checkpoint(fixtures / "containers/hf_llama.safetensors")
     for call in (
         "zero1(dp=2)",

@@ -98,6 +98,49 @@ def broken(tmp_path: Path) -> Path:
     return tmp_path / "broken" / "global_step3_universal"
 
 
+def test_atoms_of_releases_before_0_13_are_read_to_the_bit(tmp_path: Path) -> None:
+    """They have a row that pads words, and no steps or groups."""
+    root = broken(tmp_path)
+    (root / "zero" / "optimizer_state.pt").unlink()
+    for path in (root / "zero").glob("*/*.pt"):
+        if path.stem == "step":
+            path.unlink()
+            continue
+        atom = {"param": torch.load(path, weights_only=True)["param"], "cat_dim": 0}
+        if path.parent.name == "wte.weight":
+            atom["vocab_divisibility_padding_tensor"] = torch.zeros(atom["param"].shape[1])
+        torch.save(atom, path)
+    done = ucpl.convert(root, tmp_path / "plain.pt", to="plain()")
+    assert done.plan.account is not None
+    whys = [one.why for one in done.plan.account.of("not read") for name in one.names if "vocab" in name]
+    assert set(whys) == {"it is no tensor of the model, and in no value of the run"}
+    truth, found = (
+        torch.load(WRITTEN / "z1_dp4" / "truth.pt", weights_only=False)["params"],
+        held(tmp_path / "plain.pt"),
+    )
+    for tensor, states in found.items():
+        assert all(torch.equal(states[state], truth[tensor][state]) for state in ("fp32", "exp_avg", "exp_avg_sq")), (
+            tensor
+        )
+
+
+def test_a_slash_in_a_name_makes_folders_as_deepspeed_makes_them(tmp_path: Path) -> None:
+    """ds_to_universal.py joins a folder and a name to a path."""
+    named = {name: torch.nn.Parameter(torch.arange(6.0) + n) for n, name in enumerate(("a", "a/b", "a/b/c"))}
+    optimizer = torch.optim.AdamW(named.values())
+    sum(p.sum() for p in named.values()).backward()  # type: ignore[union-attr]
+    optimizer.step()
+    torch.save(
+        {"model": {n: p.data for n, p in named.items()}, "optimizer": optimizer.state_dict()}, tmp_path / "run.pt"
+    )
+    ucpl.convert(tmp_path / "run.pt", tmp_path / "atoms", to="universal()")
+    assert len(list((tmp_path / "atoms").glob("*/zero/a/b/c/exp_avg.pt"))) == 1
+    ucpl.convert(tmp_path / "atoms", tmp_path / "plain.pt", to="plain()")
+    found = held(tmp_path / "plain.pt")
+    assert all(torch.equal(found[name]["fp32"], p) for name, p in named.items())
+    assert ucpl.compare(tmp_path / "run.pt", tmp_path / "plain.pt")
+
+
 def test_a_missing_folder_of_atoms_is_named(tmp_path: Path) -> None:
     root = broken(tmp_path)
     shutil.rmtree(root / "zero" / "mix")

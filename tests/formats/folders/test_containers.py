@@ -22,7 +22,7 @@ from ucpl.conversion.companion_writing import own_names
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import NamedTensor
 from ucpl.extents.containers import CompanionRule
-from ucpl.formats.folders.reading import KINDS
+from ucpl.formats.folders.kinds import KINDS
 from ucpl.formats.opening import open_checkpoint
 from ucpl.runtime.failpoints import set_failpoints
 

@@ -120,6 +120,9 @@ def test_a_state_without_random_numbers_is_found_by_its_shards(state: Path, tmp_
     assert "Accelerate's save_state, 3 files" in good("inspect", state).out
     (state / "pytorch_model").rename(state / "global_step2")
     (state / "latest").write_text("global_step2")
+    assert "Accelerate's save_state" in good("inspect", state).out  # whose files are there
+    for name in ("scheduler.bin", "custom_checkpoint_0.pkl"):
+        (state / name).unlink()
     assert "container" not in good("inspect", state).out
 
 

@@ -73,7 +73,7 @@ def test_a_second_name_of_one_is_separate(via: str, tmp_path: Path) -> None:
 
 
 def test_a_second_name_of_no_tensor_is_refused(tmp_path: Path) -> None:
-    torch.save(torch.load(file_of(tmp_path)) | {"aliases": {"also": "seen"}}, tmp_path / "made.pt")
+    torch.save(torch.load(file_of(tmp_path)) | {"aliases": {"also": "absent"}}, tmp_path / "made.pt")
     with pytest.raises(UcplError, match="a second name of it"):
         verify(tmp_path / "made.pt")
 

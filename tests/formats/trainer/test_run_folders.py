@@ -113,6 +113,20 @@ def test_a_run_changes_its_strategy_in_the_trainers_folder(made, call, tmp_path)
     assert_run(tmp_path / "b.pt", named, optimizer)
 
 
+@pytest.mark.parametrize("call", ["trainer(dp=2)", "trainer(dp=1, full=1)", "dcp(fsdp=2)"])
+def test_a_loop_without_the_engine_trains_on_its_masters(call, tmp_path):
+    """DDP and FSDP train f32 weights, DeepSpeed trains f32 masters."""
+    named, _ = ddp(tmp_path / "s")
+    ucpl.convert(tmp_path / "s", tmp_path / "z", "zero2(dp=2, bf16=1)", freeze=["model.norm.weight"])
+    ucpl.convert(tmp_path / "z", tmp_path / "t", call)
+    ucpl.convert(tmp_path / "t", tmp_path / "p.pt", "plain()")
+    held = torch.load(tmp_path / "p.pt", weights_only=True)["params"]
+    frozen = named.pop("model.norm.weight")
+    assert torch.equal(held["model.norm.weight"]["weight"], frozen.bfloat16()), "it has no master"
+    for name, p in named.items():
+        assert torch.equal(held[name]["weight"], p.detach()) and "fp32" not in held[name], name
+
+
 def test_names_of_files_are_those_that_each_strategy_loads(tmp_path):
     ddp(tmp_path / "s")
     for call, files in (
@@ -144,13 +158,15 @@ def test_frozen_parameters_of_one_shape_ask_for_the_order(tmp_path):
     named, optimizer = ddp(tmp_path / "s", frozen)
     with pytest.raises(UcplError, match="E446") as caught:
         api.open_checkpoint(tmp_path / "s")
-    assert 'trainer(order="names.json")' in (caught.value.diagnostics[0].remedy or "")
+    assert "--order names.txt" in (caught.value.diagnostics[0].remedy or "")
     name_of = {p: name for name, p in named.items()}
     names = [[name_of[p] for p in g["params"]] for g in optimizer.param_groups]
     (tmp_path / "names.json").write_text(json.dumps(names))
     order = f'trainer(order="{tmp_path / "names.json"}")'
     ucpl.convert(tmp_path / "s", tmp_path / "p.pt", "plain()", layout=order)
     assert_run(tmp_path / "p.pt", named, optimizer)
+    ucpl.convert(tmp_path / "s", tmp_path / "q.pt", "plain()", order=tmp_path / "names.json")
+    assert_run(tmp_path / "q.pt", named, optimizer)
     ucpl.convert(tmp_path / "s", tmp_path / "w", "safetensors()", layout=order)
     assert set(load_file(tmp_path / "w" / "model.safetensors")) == set(LLAMA)
 
@@ -286,3 +302,47 @@ def test_a_source_outside_such_a_folder_is_refused(to, tmp_path):
     with pytest.raises(UcplError, match=r"E471.*the source is not in one"):
         ucpl.convert(tmp_path / "one.pt", tmp_path / "out", to)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("weights", ["model.safetensors", "pytorch_model.bin"])
+def test_a_scripts_folder_without_files_of_the_trainer_is_one_run(weights, tmp_path):
+    """`save_pretrained`, and the optimizer next to it."""
+    named, optimizer = ddp(tmp_path / "s")
+    for name in ("trainer_state.json", "scheduler.pt", "rng_state_0.pth", "rng_state_1.pth"):
+        (tmp_path / "s" / name).unlink()
+    if weights == "pytorch_model.bin":
+        torch.save({n: p.detach() for n, p in named.items()}, tmp_path / "s" / weights)
+        (tmp_path / "s" / "model.safetensors").unlink()
+    ucpl.convert(tmp_path / "s", tmp_path / "z", "zero2(dp=2)")
+    ucpl.convert(tmp_path / "z", tmp_path / "p.pt", "plain()")
+    assert_run(tmp_path / "p.pt", named, optimizer)
+    with pytest.raises(UcplError, match="E471"):
+        ucpl.convert(tmp_path / "s", tmp_path / "t", "trainer()")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_tensors_without_elements_are_read_and_written(name, tmp_path):
+    shapes = {"a.weight": (2, 3), "b": (0, 3), "c.bias": (3,)}
+    model = torch.nn.ParameterDict({name.replace(".", "_"): torch.ones(shape) for name, shape in shapes.items()})
+    optimizer = torch.optim.AdamW(model.values(), lr=0.1)
+    sum(p.sum() for p in model.values()).backward()
+    optimizer.step()
+    weights = {
+        "buffer": torch.ones(0, dtype=torch.int32),
+        **{n: p.detach() for n, p in zip(shapes, model.values(), strict=True)},
+    }
+    (tmp_path / "s").mkdir()
+    (save_file if name.endswith("safetensors") else torch.save)(weights, tmp_path / "s" / name)
+    torch.save(optimizer.state_dict(), tmp_path / "s" / "optimizer.bin")
+    torch.save({"step": 1}, tmp_path / "s" / "random_states_0.pkl")
+    (tmp_path / "names.txt").write_text("\n".join(shapes))
+    order = {"order": tmp_path / "names.txt"} if name.endswith("safetensors") else {}
+    ucpl.convert(tmp_path / "s", tmp_path / "t", "torch_file()", **order)
+    held = torch.load(tmp_path / "t" / "checkpoint.pt", weights_only=True)
+    ucpl.convert(tmp_path / "s", tmp_path / "a", "accelerate()", **order)
+    for states in (held["optimizer"], torch.load(tmp_path / "a" / "optimizer.bin", weights_only=True)):
+        optimizer.load_state_dict(states)
+        assert optimizer.state_dict()["state"].keys() == {0, 1, 2}
+    assert {n: (t.dtype, t.shape) for n, t in held["model"].items()} == {
+        n: (t.dtype, t.shape) for n, t in weights.items()
+    }

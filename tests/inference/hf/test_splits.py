@@ -18,7 +18,7 @@ from tests.formats.huggingface.folders import llama_config, llama_shapes, random
 from ucpl.inference import hf
 from ucpl.inference.hf import reading
 from ucpl.inference.hf.records import Config, Version
-from ucpl.inference.hf.splits import Split, split_of
+from ucpl.inference.hf.splits import OutputSplit, split_of
 from ucpl.inference.hf.varying import few_experts, numbers_of, singles
 
 F = SimpleNamespace(linear=None)
@@ -55,19 +55,19 @@ class Modules:
 @pytest.mark.parametrize(
     "attribute, found",
     [
-        ("wi", Split("joined", 2, ("value", "gate"))), ("pair", Split("joined", 2, ("gate", "up"))),
-        ("qkv", Split("joined", 3, ("q", "k", "v"))), ("by_head", Split("by_head", 3, ("d", "e", "f"))),
-        ("strided", Split("strided", 2, ("gate", "up"))), ("up", None), ("down", None), ("uneven", None), ("none", None),
+        ("wi", OutputSplit("joined", 2, ("value", "gate"))), ("pair", OutputSplit("joined", 2, ("gate", "up"))),
+        ("qkv", OutputSplit("joined", 3, ("q", "k", "v"))), ("by_head", OutputSplit("by_head", 3, ("d", "e", "f"))),
+        ("strided", OutputSplit("strided", 2, ("gate", "up"))), ("up", None), ("down", None), ("uneven", None), ("none", None),
     ],
 )  # fmt: skip
-def test_the_source_of_a_class_shows_a_split(attribute: str, found: Split | None) -> None:
+def test_the_source_of_a_class_shows_a_split(attribute: str, found: OutputSplit | None) -> None:
     assert split_of(Modules, attribute) == found
 
 
 SHAPES = {"mlp.wi.weight": (44, 36), "mlp.wo.weight": (36, 22), "attn.fused.weight": (108, 36)}
 
 
-def fused(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, splits: dict[str, Split] | None) -> tuple[str, Any]:
+def fused(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, splits: dict[str, OutputSplit] | None) -> tuple[str, Any]:
     """The text of a folder with fused pairs, and the folder."""
     config = llama_config(model_type="odd")
     shapes = {name: s for name, s in llama_shapes(config).items() if "mlp" not in name and "k_proj" not in name}
@@ -93,7 +93,7 @@ def test_a_fused_pair_without_evidence_is_not_cut_and_its_other_side_neither(
 
 
 def test_a_fused_pair_is_cut_inside_where_the_class_splits_it(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    splits = {"model.layers.*.mlp.wi.weight": Split("joined", 2, ("gate", "up"))}
+    splits = {"model.layers.*.mlp.wi.weight": OutputSplit("joined", 2, ("gate", "up"))}
     text, source = fused(monkeypatch, tmp_path, splits)
     layout = f"{tmp_path / 'made.ucpl'}:hf()"
     ranks = layout.replace("hf()", "tensor_parallel(tp = 3)")

@@ -28,7 +28,7 @@ class DCPFormat(Format):
         ("fsdp2", _LAYOUTS),
     )
     settings = ("fsdp", "tp", "masters", "prefix", "states", "flat", "shards", "decoupled_weight_decay")
-    reads = ("prefix", "states")
+    reads = ("order", "prefix", "states")
     forms = ("dcp",)
     has_chunks = True
     has_own_files = True
@@ -48,8 +48,8 @@ class DCPFormat(Format):
     def open(self, path: Path, order: Order | None, arguments: Mapping[str, object]) -> Checkpoint:
         from ucpl.formats.dcp.store import DCP as Store
 
-        said = {name: value for name, value in arguments.items() if isinstance(value, str)}
-        return Store().open(path, **said)
+        said = {name: value for name, value in arguments.items() if isinstance(value, str) and name != "order"}
+        return Store().open(path, order=order, **said)
 
     def describes(self, checkpoint: Checkpoint) -> bool:
         return True
@@ -80,13 +80,15 @@ class DCPFormat(Format):
 
         return folders_in(root)
 
-    def job(self, settings: Mapping[str, object]) -> str:
+    def job(self, source: Checkpoint, settings: Mapping[str, object]) -> str:
         return "any number of ranks, with torch.distributed.checkpoint.load"
 
     def advice(self, source: Checkpoint, structure: Structure) -> tuple[str, ...]:
-        from ucpl.formats.optimizer_hypers import advice
+        from ucpl.formats.dcp.wrapped import advice as of_wraps
+        from ucpl.formats.optimizer_hypers import advice, masters_as_states
 
-        return advice(source, structure)
+        masters = masters_as_states(source, structure)
+        return (*advice(source, structure), *of_wraps(source, structure), *masters)
 
 
 FORMAT = DCPFormat()

@@ -32,7 +32,7 @@ from ucpl.files.repeated_values import hypers_of, unlike
 from ucpl.files.scalars import is_counted
 from ucpl.files.skipping import skips, skips_optimizer
 from ucpl.files.texts import names_like
-from ucpl.files.torch_files import TorchFile, crc_of, read_torch_file
+from ucpl.files.torch_files import TorchFile, check_same_bytes, read_torch_file
 from ucpl.files.unknown import unknown_keys
 from ucpl.files.values import Value
 from ucpl.files.wrappers import bare
@@ -214,17 +214,7 @@ class _Ranks:
                 Label(str(self.root / first.file), where=key),
                 Label(str(self.root / other.file), where=key),
             )
-        if not (first.is_contiguous and other.is_contiguous) or first.storage_bytes != other.storage_bytes:
-            return
-        mine, theirs = crc_of(self.root, first), crc_of(self.root, other)
-        if mine != theirs:
-            fail(
-                "E700",
-                f"copies of `{key}` differ: {first.file} and {other.file} have other values",
-                Label(str(self.root / first.file), f"CRC {mine:08x}", where=key),
-                Label(str(self.root / other.file), f"CRC {theirs:08x}", where=key),
-                remedy="find out which rank is right before you convert: replicas of one run are equal",
-            )
+        check_same_bytes(self.root, key, first, other)
 
     def optimizer(self) -> tuple[ParameterGroup, ...]:
         """Read states of the flat parameters by number, and the parameter groups.

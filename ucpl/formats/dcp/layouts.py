@@ -57,11 +57,9 @@ def target(base: Base, shardings: Mapping[str, Sharding]) -> Extended:
     """
     aliases = {item.path: item.owner for item in base.model.items if isinstance(item, nodes.Alias)}
     scalars = without_dims(base.model)
-    alone = [
-        _entry(name, (nodes.Rest(),), name in aliases)
-        for name in (*sorted(scalars), *aliases)
-        if aliases.get(name, name) in scalars
-    ]
+    whole = scalars | {i.path for i in base.model.items if isinstance(i, nodes.Tensor) and i.kind == "buffer"}
+    seconds = [alias for alias, owner in aliases.items() if owner in whole]
+    alone = [_entry(name, (nodes.Rest(),), name in aliases) for name in (*sorted(scalars), *seconds)]
     degree = base.asked(TP)
     if degree <= 1:
         return extended(base, TARGET, (), alone) if alone else Extended(base.library, base.call)

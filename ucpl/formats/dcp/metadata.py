@@ -7,27 +7,31 @@ reads the headers in the chunks' own files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
 
+import numpy as np
 from attrs import evolve, field
 
-from ucpl.errors import Label, fail
-from ucpl.extents import DTYPES, Call, Global, TorchDType
+from ucpl.errors import Label, UcplError, fail
+from ucpl.extents import DTYPES, Call, Global, Size, TorchDType
 from ucpl.files.inert import PICKLE_BYTES_MAX
+from ucpl.files.pickle_runs import Form, Irregular, Run, Runs, ValuesOf, find_runs
 from ucpl.files.pickles import load_pickle
 from ucpl.files.skipping import skips_optimizer
-from ucpl.files.texts import check_inside, is_text, read_small
+from ucpl.files.texts import check_inside, read_small
 from ucpl.files.values import Value
+from ucpl.formats.dcp.places import ByteRange, Numbers, Places, Shape, StoredChunk
 from ucpl.records import define, frozen
+from ucpl.texts import is_text
 
 __all__ = ["ENVELOPE", "METADATA", "StoredChunk", "Metadata", "ByteRange", "Step", "ChunkedTensor", "read_metadata"]
 
 METADATA = ".metadata"
 ENVELOPE = ("ucpl", "envelope")  # key of a run's values that have no place in a state dict
-Shape = tuple[int, ...]
 Step = str | int
 _MODULE = "torch.distributed.checkpoint"
 # Records of the same fields under other modules: Megatron-Core 0.15's own, with fields more, torch's own before DCP had one,
@@ -43,37 +47,12 @@ STEPS_MAX = 100  # of dicts and lists in each other
 
 
 @frozen
-class ByteRange:
-    """A run of bytes of a file, usually an archive of torch.save."""
-
-    file: str  # relative to the folder
-    start: int
-    size: int | None  # None: to its end
-
-
-@frozen
-class StoredChunk:
-    """A box of a tensor: its begin and its shape."""
-
-    offset: Shape
-    shape: Shape
-    place: ByteRange
-
-    @property
-    def numel(self) -> int:
-        size = 1
-        for n in self.shape:
-            size *= n
-        return size
-
-
-@frozen
 class ChunkedTensor:
     """A tensor: its complete shape, and its non-empty chunks by begin."""
 
     dtype: str
     shape: Shape
-    chunks: tuple[StoredChunk, ...]
+    chunks: Sequence[StoredChunk]
     empty: tuple[
         StoredChunk, ...
     ] = ()  # boxes without elements, of ranks that have nothing, which have a place all the same
@@ -92,7 +71,7 @@ class Metadata:
     files: tuple[str, ...] = ()
     # Shapes of tensors that Megatron-Core up to 0.13 saved as runs of each rank's flattened part.
     runs_of: dict[str, Shape] = field(factory=dict)
-    archives: dict[str, tuple[tuple[int, int], ...]] = field(
+    archives: dict[str, Sequence[tuple[int, int]]] = field(
         factory=dict
     )  # file -> where its archives begin, and their bytes
     described: dict[str, str] = field(factory=dict)  # name -> the file that describes it, where that is another one
@@ -132,15 +111,32 @@ def read_metadata(root: Path) -> Metadata:
     raw = read_small(path, PICKLE_BYTES_MAX)
     if raw is None:
         fail("E425", f"{METADATA} has more than {PICKLE_BYTES_MAX} bytes", Label(str(path)))
-    top = _fields(Value(path, METADATA, (), load_pickle(raw, METADATA).value), "Metadata")
-    places = _places(top.at("storage_data"))
+    runs = find_runs(raw, (_CHUNK, _PLACE))
+    if runs.at:
+        try:
+            return _read(root, raw, runs)
+        except (UcplError, Irregular, UnicodeDecodeError):
+            pass  # the reading of single values says the error
+    return _read(root, raw, None)
+
+
+def _read(root: Path, raw: bytes, runs: Runs | None) -> Metadata:
+    """Read all of it.
+
+    runs: of records that are read at once. Raises: Irregular, UnicodeDecodeError, if they cannot be.
+    """
+    path = root / METADATA
+    top = _fields(Value(path, METADATA, (), load_pickle(raw, METADATA, runs=runs).value), "Metadata")
+    places = _places(top.at("storage_data"), runs)
     out = Metadata(paths=dict(_paths(top.find("planner_data"))))
     for name, value in top.at("state_dict_metadata").named():
         if _is(value, "BytesStorageMetadata"):
             out.objects[name] = _only_place(name, places.get(name, {}), path)
         else:
-            out.tensors[name] = _stored(name, value, places.get(name, {}), path)
+            out.tensors[name] = _stored(name, value, places, path, runs)
         out.paths.setdefault(name, (name,))
+    if runs is not None:
+        runs.demand_all_met()
     unknown = next((name for name in places if name not in out.tensors and name not in out.objects), None)
     if unknown is not None:
         fail(
@@ -162,13 +158,20 @@ def read_metadata(root: Path) -> Metadata:
 
 def _is(value: Value, name: str) -> bool:
     held = value.held
-    return (
-        isinstance(held, Call)
-        and isinstance(held.function, Global)
-        and (
-            (held.function.name == name and held.function.module.startswith(_MODULE)) or (name, held.function) in _ALIKE
-        )
-    )
+    return isinstance(held, Call) and isinstance(held.function, Global) and _is_class(name, held.function)
+
+
+def _is_class(name: str, held: Global) -> bool:
+    return (held.name == name and held.module.startswith(_MODULE)) or (name, held) in _ALIKE
+
+
+_CHUNK = Form(partial(_is_class, "ChunkStorageMetadata"), (("offsets", "shape"), ("sizes", "shape")))
+_CHUNK_CLASS = Global(f"{_MODULE}.metadata", "ChunkStorageMetadata")
+_PLACE = Form(
+    partial(_is_class, "MetadataIndex"),
+    (("fqn", "text"), ("index", "number"), ("offset", "shape")),
+    Form(partial(_is_class, "_StorageInfo"), (("relative_path", "text"), ("offset", "count"), ("length", "count"))),
+)
 
 
 def _fields(value: Value, name: str) -> Value:
@@ -220,10 +223,17 @@ def _product(shape: Shape) -> int:
     return size
 
 
-def _places(value: Value) -> dict[str, dict[Shape | None, ByteRange]]:
+def _places(value: Value, runs: Runs | None) -> Mapping[str, dict[Shape | None, ByteRange]]:
     """Places by name and begin (None: a value that is no tensor)."""
     out: dict[str, dict[Shape | None, ByteRange]] = {}
+    pairs: list[Run] = []
     for index, held in value.mapping().items():
+        if runs is not None and isinstance(index, Run):
+            if not isinstance(held, ValuesOf) or held.run is not index or index.form is not _PLACE:
+                raise Irregular
+            runs.met(index)
+            pairs.append(index)
+            continue
         said = _fields(Value(value.path, value.file, value.key, index, value.code), "MetadataIndex")
         name, begins = said.at("fqn").text(), said.find("offset")
         stored = Value(value.path, value.file, (*value.key, name), held, value.code)
@@ -239,7 +249,12 @@ def _places(value: Value) -> dict[str, dict[Shape | None, ByteRange]]:
         offset = None if begins is None else begins.shape()
         if out.setdefault(name, {}).setdefault(offset, place) != place:
             stored.wrong("one place for a chunk")
-    return out
+    if runs is None or not pairs:
+        return out
+    made = Places.of(runs, pairs, out)
+    if not all(map(is_text, made.names)):
+        raise Irregular
+    return made
 
 
 def _only_place(name: str, places: dict[Shape | None, ByteRange], path: Path) -> ByteRange:
@@ -248,16 +263,29 @@ def _only_place(name: str, places: dict[Shape | None, ByteRange], path: Path) ->
     return next(iter(places.values()))
 
 
-def _stored(name: str, value: Value, places: dict[Shape | None, ByteRange], path: Path) -> ChunkedTensor:
+def _stored(
+    name: str, value: Value, by_name: Mapping[str, dict[Shape | None, ByteRange]], path: Path, runs: Runs | None
+) -> ChunkedTensor:
     said = _fields(value, "TensorStorageMetadata")
-    properties = _fields(said.at("properties"), "TensorProperties")
-    dtype = properties.items()[0] if properties.held else properties
+    properties = said.at("properties")
+    held = _fields(properties, "TensorProperties")
+    if not held.held and isinstance(properties.held, Call):  # made by a call, as ucpl writes it
+        held = Value(held.path, held.file, held.key, properties.held.args, held.code)
+    dtype = held.items()[0] if held.held else held
     if not isinstance(dtype.held, TorchDType) or dtype.held.name not in DTYPES:
         dtype.wrong("a dtype")
     shape = said.at("size").shape()
+    listed = said.at("chunks")
+    if runs is not None and isinstance(listed.held, list) and any(isinstance(item, Run) for item in listed.held):
+        columns = _columns(listed, runs, len(shape))
+        made = by_name.boxes(name, shape, *columns) if isinstance(by_name, Places) and columns is not None else None
+        if made is not None:
+            return ChunkedTensor(dtype.held.name, shape, made)
+        listed = evolve(listed, held=list(_singly(listed.held)))
+    places = by_name.get(name, {})
     chunks: dict[Shape, StoredChunk] = {}
     empty: dict[Shape, StoredChunk] = {}
-    for chunk in said.at("chunks").items():
+    for chunk in listed.items():
         box = _fields(chunk, "ChunkStorageMetadata")
         offset, size = box.at("offsets").shape(), box.at("sizes").shape()
         if len(offset) != len(shape) or len(size) != len(shape):
@@ -276,6 +304,34 @@ def _stored(name: str, value: Value, places: dict[Shape | None, ByteRange], path
         _lacks(name, "no chunk there", f"a place of one at {list(extra)}", path)
     alone = tuple(chunk for offset, chunk in empty.items() if offset not in chunks)
     return ChunkedTensor(dtype.held.name, shape, tuple(chunks[o] for o in sorted(chunks)), alone)
+
+
+def _columns(listed: Value, runs: Runs, dims: int) -> tuple[Numbers, Numbers] | None:
+    """Begins and shapes of chunks, in runs and between them."""
+    found: list[tuple[Numbers, Numbers]] = []
+    for item in listed.items():
+        if isinstance(run := item.held, Run):
+            if run.form is not _CHUNK:
+                raise Irregular
+            runs.met(run)
+            found.append((run.shapes("offsets"), run.shapes("sizes")))
+        else:
+            box = _fields(item, "ChunkStorageMetadata")
+            offset, size = box.at("offsets").shape(), box.at("sizes").shape()
+            found.append((np.array([offset], np.int64), np.array([size], np.int64)))
+    if any(column.shape[1] != dims for both in found for column in both):
+        return None
+    return np.concatenate([offset for offset, _ in found]), np.concatenate([size for _, size in found])
+
+
+def _singly(listed: list[object]) -> Iterator[object]:
+    """Chunks of a list as the pickle has them, each an object."""
+    for item in listed:
+        if isinstance(item, Run):
+            for offset, size in zip(item.shapes("offsets").tolist(), item.shapes("sizes").tolist(), strict=True):
+                yield Call(_CHUNK_CLASS, new=True, state={"offsets": Size(offset), "sizes": Size(size)})
+        else:
+            yield item
 
 
 def _lacks(name: str, described: str, stored: str, path: Path) -> NoReturn:
@@ -317,11 +373,13 @@ def _clash(one: str, other: str, text: str, path: Path) -> NoReturn:
     )
 
 
-def _archives(places: dict[str, dict[Shape | None, ByteRange]], path: Path) -> dict[str, tuple[tuple[int, int], ...]]:
+def _archives(places: Mapping[str, dict[Shape | None, ByteRange]], path: Path) -> dict[str, Sequence[tuple[int, int]]]:
     """Byte ranges of values in each file.
 
     Raises: UcplError E520 if two ranges overlap.
     """
+    if isinstance(places, Places):
+        return places.archives()
     found: dict[str, list[tuple[int, int, str]]] = {}
     for name, held in places.items():
         for place in held.values():
@@ -340,12 +398,15 @@ def _archives(places: dict[str, dict[Shape | None, ByteRange]], path: Path) -> d
     return {file: tuple((start, size) for start, size, _ in runs) for file, runs in found.items()}
 
 
-def _check_files(root: Path, places: dict[str, dict[Shape | None, ByteRange]], out: Metadata) -> None:
+def _check_files(root: Path, places: Mapping[str, dict[Shape | None, ByteRange]], out: Metadata) -> None:
     """Every file is below the folder and there. Raises: UcplError E393, E452."""
     needed: dict[str, str] = {}
-    for name, found in places.items():
-        for place in found.values():
-            needed.setdefault(place.file, name)
+    if isinstance(places, Places):
+        needed = places.needed()
+    else:
+        for name, found in places.items():
+            for place in found.values():
+                needed.setdefault(place.file, name)
     check_inside(root, needed)
     for file, name in list(needed.items()):
         if not (root / file).is_file():

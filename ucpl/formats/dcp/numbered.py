@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ucpl.extents import StorageRef, TensorRef
 from ucpl.files.carrying import strides
+from ucpl.files.checkpoint import Order
 from ucpl.files.torch_files import crc_of
 from ucpl.files.values import Value
 from ucpl.formats.dcp.chunks import Chunks
@@ -22,18 +23,16 @@ __all__ = ["with_names"]
 
 _STATE, _GROUPS, _PARAMS, _NAMES = "state", "param_groups", "params", "param_names"
 _LEAST = 2  # equal bytes of a tensor with fewer elements are no evidence
-_REMEDY = (
-    "save it with get_optimizer_state_dict of torch.distributed.checkpoint.state_dict, which names each parameter; or"
-    " --weights-alone"
-)
 Place = tuple[Step, ...]
 
 
-def with_names(metadata: Metadata, root: Path, prefix: str) -> tuple[Metadata, dict[str, int]] | None:
+def with_names(
+    metadata: Metadata, root: Path, prefix: str, order: Order | None = None
+) -> tuple[Metadata, dict[str, int]] | None:
     """The metadata with names for numbers, and the number of each name.
 
-    None if no optimizer has numbers alone. prefix: of the model's tensors. Raises: UcplError E446 if the shapes leave
-    more than one assignment.
+    None if no optimizer has numbers alone. prefix: of the model's tensors. order: the caller's. Raises: UcplError E446 if
+    the shapes leave more than one assignment, E466.
     """
     found = _optimizer(metadata, root)
     if found is None:
@@ -53,7 +52,7 @@ def with_names(metadata: Metadata, root: Path, prefix: str) -> tuple[Metadata, d
     model = Named(refs, {name: prefix + name for name in refs}, aliases, {}, by_stored={name: name for name in refs})
     held = {n: {key: _shape_of(metadata, entry) for key, entry in one.items()} for n, one in states.items()}
     value = Value(root / METADATA, METADATA, (*top,), {_STATE: held, _GROUPS: groups})
-    (named,) = named_optimizers([value], model, remedy=_REMEDY)
+    (named,) = named_optimizers([value], model, order)
     return _renamed(metadata, top, named, groups)
 
 
@@ -67,6 +66,11 @@ def _optimizer(
         if len(steps) > 2 and steps[-3] == _GROUPS and steps[-1] in (_PARAMS, _NAMES) and name in metadata.objects:
             value = chunks.archive(metadata.objects[name]).value
             groups.setdefault(steps[:-3], {}).setdefault(int(steps[-2]), {})[str(steps[-1])] = value
+        elif steps[-1] == _GROUPS and name in metadata.objects:  # all in one, as torch before 2.4 has them
+            every = Value(root / METADATA, name, (name,), chunks.archive(metadata.objects[name]).value)
+            groups[steps[:-1]] = {
+                n: {str(key): one for key, one in row.mapping().items()} for n, row in enumerate(every.items())
+            }
     for top, rows in groups.items():
         listed = [rows[n] for n in sorted(rows)]
         members = [one for row in listed for one in _numbers(row.get(_PARAMS))]

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from attrs import evolve, field
 
-from ucpl.errors import Label, fail
+from ucpl.errors import Label, fail, plural
 from ucpl.extents import (
     Call,
     Counted,
@@ -34,14 +34,14 @@ from ucpl.extents import (
 )
 from ucpl.extents.account import NotRead
 from ucpl.files.carrying import lifted, marks_among
-from ucpl.files.checkpoint import Checkpoint
+from ucpl.files.checkpoint import Checkpoint, Order
 from ucpl.files.pickles import loads, tensors_of, walk
 from ucpl.files.read_ahead import ahead
 from ucpl.files.repeated_values import hypers_of, unlike
 from ucpl.files.scalars import is_counted, number_of
 from ucpl.files.skipping import skips, skips_optimizer
 from ucpl.files.texts import names_like, read_small
-from ucpl.files.torch_files import TorchFile, crc_of, read_torch_file
+from ucpl.files.torch_files import TorchFile, check_same_bytes, crc_of, read_torch_file
 from ucpl.files.unknown import unknown_keys
 from ucpl.files.values import Value
 from ucpl.formats.dcp.cells import on_one_grid, placed
@@ -111,6 +111,7 @@ class _Part:
 @define(eq=False)
 class _Ranks:
     root: Path
+    order: Order | None = None  # of the optimizer's numbers
     parts: dict[str, list[_Part]] = field(factory=dict)
     extents: dict[tuple[str, Key], Extent] = field(factory=dict)
     empty: dict[str, object] = field(factory=dict)
@@ -160,7 +161,7 @@ class _Ranks:
                 continue
             chunk = StoredChunk(begin, shape, ByteRange(one.extent.file, one.extent.storage_start, None))
             known = chunks.setdefault(begin, (chunk, evolve(one.extent, key=address(name, begin))))
-            self.hold(name, known[1], one.extent)
+            check_same_bytes(self.root, name, known[1], one.extent)
         if 0 in first.shape:
             noted = {"buffer": True} | self.of_empty.get(name, {})
             self.empty[name] = {"dtype": first.extent.dtype, "shape": list(first.shape), **noted}
@@ -196,14 +197,21 @@ class _Ranks:
             return self.unreadable(files, "its states are flat, over several dims of the mesh")
         sharing = [ranks[rank] for rank in self.sharing()] if is_flat else ranks
         of_groups = [some for _, some in groups]
-        found = self.named(of_groups) if is_named else self.told(of_groups, sharing, is_flat)
-        if self.is_alone and not is_named:
+        is_said = not is_named and self.order is not None and bool(self.order.names)
+        found: list[list[list[FlatMember]]] | Unclear = (
+            self.said(of_groups, sharing, is_flat)
+            if is_said
+            else self.named(of_groups)
+            if is_named
+            else self.told(of_groups, sharing, is_flat)
+        )
+        if self.is_alone and not is_named and not is_said:
             is_flat, found = self.told_alone(of_groups, ranks, found)
         if isinstance(found, Unclear):
             which = f"`{found.name}` may have more than one" if found.name else "more than one order does"
             which = which if found.is_several else "no order of the model fits"
             of = "its states are flat and number" if is_flat else "it numbers"
-            return self.unreadable(files, f"{of} its parameters, and {which}")
+            return self.unreadable(files, f"{of} its parameters, and {which}: --order FILE names them")
         out = []
         stateful = {n for n in numbers if any(_has_states(top, n) for top, _ in ranks)} or {*numbers}
         for g, ((group, some), each) in enumerate(zip(groups, found, strict=True)):
@@ -233,6 +241,35 @@ class _Ranks:
         ties = self.ties(sorted(names, key=lambda name: name not in listed))
         self.aliases = {name: owner for name, owner in ties.items() if owner in listed and name not in listed}
         return [[[FlatMember(str(name), self.parts[str(name)][0].shape, 0)] for name in some] for some in groups]
+
+    def said(self, groups: list[list[Number]], ranks: list[_Rank], is_flat: bool) -> list[list[list[FlatMember]]]:
+        """Parameters of numbers in the caller's order. Raises: UcplError E466."""
+        assert self.order is not None
+        names, origin = [*(self.order.take().at(0) or ())], self.order.origin
+        numbers = [number for some in groups for number in some]
+        top, part = ranks[0]
+        label = Label(str(part.path), where="param_groups")
+        if len(names) != len(numbers) or len({*names}) != len(names):
+            fail(
+                "E466", f"{origin} has {plural(len({*names}), 'name')}, and the optimizer {len(numbers)} numbers", label
+            )
+        for name, number in zip(names, numbers, strict=True):
+            if not self.parts.get(name):
+                fail("E466", f"{origin} names {name}, which is no tensor of the model", label)
+            shape = self.parts[name][0].shape
+            known = self.numbered(top, number, part) if not is_flat else None
+            length = sum(self.length(number, one) for one in ranks) if is_flat else 0
+            if known not in (None, shape) or length not in (0, prod(shape)):
+                fail(
+                    "E466", f"{origin} has {name} of shape {list(shape)} as number {number}, whose states differ", label
+                )
+        listed = {*names}
+        ties = self.ties(
+            sorted((name for name, held in self.parts.items() if held), key=lambda name: name not in listed)
+        )
+        self.aliases = {name: owner for name, owner in ties.items() if owner in listed and name not in listed}
+        rest = iter(names)
+        return [[[FlatMember(name := next(rest), self.parts[name][0].shape, 0)] for _ in some] for some in groups]
 
     @property
     def is_alone(self) -> bool:
@@ -448,24 +485,6 @@ class _Ranks:
             self.carried[part.file, made.key] = made
         return lifted(value.held, part.file)
 
-    def hold(self, name: str, kept: Extent, other: Extent) -> None:
-        """Check that copies of one box have equal bytes.
-
-        CRCs are compared, so only storages that their tensors fill completely are checked.
-        """
-        fill = [e.numel and e.is_contiguous for e in (kept, other)]
-        if not all(fill) or kept.storage_bytes != other.storage_bytes:
-            return
-        mine, theirs = crc_of(self.root, kept), crc_of(self.root, other)
-        if mine != theirs:
-            fail(
-                "E700",
-                f"copies of `{name}` differ: {kept.file} and {other.file} have other values",
-                Label(str(self.root / kept.file), f"CRC {mine:08x}", where=name),
-                Label(str(self.root / other.file), f"CRC {theirs:08x}", where=name),
-                remedy="find out which rank is right before you convert: replicas of one run are equal",
-            )
-
     def unlike(self, name: str, a: _Part, b: _Part) -> None:
         fail(
             "E456",
@@ -475,14 +494,15 @@ class _Ranks:
         )
 
 
-def opened_ranks(root: Path) -> Checkpoint:
+def opened_ranks(root: Path, order: Order | None = None) -> Checkpoint:
     """Read all headers.
 
-    Raises: UcplError E452, E455, E456, E521, E522, and errors of reading files (E400-E427).
+    order: of the optimizer's numbers. Raises: UcplError E452, E455, E456, E466, E521, E522, and errors of reading files
+    (E400-E427).
     """
     items = _items_in(root) if _has_items(root) else {}
     names = items[_WEIGHTS] if items else _all_ranks(root, _ranks_in(root))
-    ranks = _Ranks(root)
+    ranks = _Ranks(root, order)
     optims = items.get(_OPTIMIZER, []) if items else _ranks_in(root, _OPTIM)
     optims = [] if skips_optimizer(*optims, kind="file") else optims
     ahead(root / names[0], [partial(read_torch_file, root, name) for name in (*names, *optims)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -186,6 +187,7 @@ class Opened:
     def read_states(self, name: str, states: dict[str, str]) -> None:
         """Read a parameter's states: tensors of its shape, and numbers."""
         weight = self.metadata.tensors[self.roles.weights[name]]
+        has_elements = not self.is_of_all(name)
         found = []
         for state, entry in states.items():
             stored = self.metadata.tensors.get(entry)
@@ -194,7 +196,7 @@ class Opened:
                 self.keep_other(name, state, entry, self.value(entry) if stored is None else self.other(entry, stored))
             elif stored is None:
                 self.keep_number(state, name, self.value(entry))
-            elif self.whole(entry) == weight.shape and not self.is_number(state):
+            elif has_elements and self.whole(entry) == weight.shape and not self.is_number(state):
                 if self.state(name, state, entry):
                     found.append(state)
             elif prod(stored.shape) == 1 and len(stored.chunks) == 1:
@@ -284,6 +286,13 @@ class Opened:
         elements, the name decides: torch calls its own `step`.
         """
         return state in self.counted
+
+    def is_of_all(self, name: str) -> bool:
+        """Test for states over all parameters, as those of LBFGS."""
+        entries = self.roles.states.get(name, {}).values()
+        shapes = {self.metadata.tensors[e].shape for e in entries if e in self.metadata.tensors} - {()}
+        size = prod(self.shape(name))
+        return bool(shapes) and all(len(shape) == 1 and prod(shape) > size for shape in shapes)
 
     @cached_property
     def counted(self) -> frozenset[str]:
@@ -385,21 +394,30 @@ class Opened:
         if skips_optimizer():
             return ()
         out = []
-        for number, entries in sorted(self.roles.groups.items()):
-            hyper = {key: self.hyper(entry) for key, entry in entries.items()}
+        for number, hyper, said in self.rows():
             params = hyper.pop("params", None)
             members = [self.wrapped.plain(name) for name in params] if isinstance(params, list) else []
-            said = entries.get("params", f"param_groups {number}")
             file = self.metadata.describes(said)
             where = Value(self.root / file, file, (said,), params)
             if params is None or any(not isinstance(name, str) or name not in self.roles.weights for name in members):
                 where.wrong("a list of parameters of the model")
             listed = tuple(map(str, members))
-            if not self.roles.states:  # of an optimizer that keeps nothing of a parameter
+            # of an optimizer that keeps nothing of a parameter, or all with the first one
+            if not self.roles.states or any(map(self.is_of_all, listed)):
                 self.trained |= dict.fromkeys(listed)
             held = tuple(name for name in listed if name in self.trained and name not in self.empty)
             out.append(ParameterGroup(str(number), held, hyper, listed if listed != held else ()))
         return tuple(out) if out else self.flat_groups()
+
+    def rows(self) -> Iterator[tuple[int, dict[str, object], str]]:
+        """Number, hyper-parameters and entry of each group."""
+        for number, entries in sorted(self.roles.groups.items()):
+            hyper = {key: self.hyper(entry) for key, entry in entries.items()}
+            yield number, hyper, entries.get("params", f"param_groups {number}")
+        if entry := self.roles.list_of_groups:
+            said = Value(self.root / METADATA, self.metadata.describes(entry), (entry,), self.value(entry))
+            for number, row in enumerate(said.items()):
+                yield number, {str(key): value for key, value in row.mapping().items()}, entry
 
     def hyper(self, entry: str) -> object:
         stored = self.metadata.tensors.get(entry)
@@ -411,16 +429,22 @@ class Opened:
         return self.carry(stored.chunks[0].place, (entry,))
 
     def flat_groups(self) -> tuple[ParameterGroup, ...]:
-        """Groups of an optimizer that was flattened: parameters with equal hyper-parameters."""
+        """Groups of an optimizer that was flattened: parameters with equal hyper-parameters.
+
+        Their order is that of `param_names`, or else of the hyper-parameters, which torch writes in the group's order.
+        """
         found: dict[str, tuple[dict[str, object], list[str]]] = {}
         if not self.roles.states:
             self.trained |= dict.fromkeys(self.roles.hypers)
         trained = [name for name in self.trained if name not in self.empty]
-        for name in dict.fromkeys((*trained, *self.roles.hypers)):
+        for name in dict.fromkeys((*self.roles.hypers, *trained)):
             hyper = {key: self.hyper(entry) for key, entry in self.roles.hypers.get(name, {}).items()}
             found.setdefault(repr(sorted(hyper.items())), (hyper, []))[1].append(name)
         out = []
         for number, (hyper, names) in enumerate(found.values()):
+            said = hyper.get("param_names")
+            stated = [str(self.wrapped.plain(name)) for name in said] if isinstance(said, list) else []
+            names = stated if sorted(stated) == sorted(names) else names
             held = tuple(name for name in names if name in trained)
             out.append(ParameterGroup(str(number), held, hyper, tuple(names) if len(names) > len(held) else ()))
         return tuple(out)

@@ -16,10 +16,12 @@ from pathlib import Path
 from attrs import field
 
 from ucpl.errors import Label, UcplError, fail
+from ucpl.files.checkpoint import Order
 from ucpl.files.skipping import skips_optimizer
 from ucpl.formats.dcp.folders import is_apart
 from ucpl.formats.dcp.metadata import Metadata, Step
 from ucpl.records import frozen
+from ucpl.storage.joined import SIGN
 
 __all__ = ["ANY", "Asked", "Roles", "prefix_alone", "roles_of"]
 
@@ -45,6 +47,7 @@ class Asked:
 
     prefix: str = ""  # of the model's tensors: "gen."; "": not named
     states: str = ""  # of the optimizer's states: "opt_gen.state."; "": not named
+    order: Order | None = None  # of the parameters, if the optimizer has numbers
 
 
 ANY = Asked()
@@ -60,6 +63,7 @@ class Roles:
     states: dict[str, dict[str, str]] = field(factory=dict)  # parameter -> state -> name
     groups: dict[int, dict[str, str]] = field(factory=dict)  # group -> hyper-parameter -> name
     hypers: dict[str, dict[str, str]] = field(factory=dict)  # parameter -> hyper-parameter -> name, of flat dicts
+    list_of_groups: str = ""  # name of all groups as one value, as torch before 2.4 has them
     rest: tuple[str, ...] = ()
 
 
@@ -84,7 +88,7 @@ def _is_optimizer(metadata: Metadata) -> Callable[[str], bool]:
     texts = {name: ".".join(map(str, steps)) for name, steps in metadata.paths.items()}
     tops = {root for text in texts.values() for root in islice(_roots(text, _GROUPS), _ROOTS_MAX)}
     heads = tuple(f"{top}{word}." for top in tops for word in (_STATE, _GROUPS))
-    return lambda name: texts.get(name, name).startswith(heads)
+    return lambda name: f"{texts.get(name, name)}.".startswith(heads)
 
 
 def _roles_of(metadata: Metadata, root: Path, asked: Asked) -> Roles:
@@ -113,6 +117,8 @@ def _roles_of(metadata: Metadata, root: Path, asked: Asked) -> Roles:
     # Flat dicts have no lists of parameters: `0.lr` is of a parameter that is called 0 there.
     is_listed = any((match := _NUMBERED.fullmatch(rest)) and match["key"] == "params" for rest in found.groups)
     for rest, entry in found.groups.items():
+        if not rest:
+            continue
         owner, _, key = rest.rpartition(".")
         held = [owner + half for half in _HALVES if owner + half in weights] if not is_listed else []
         for one in held:
@@ -126,7 +132,7 @@ def _roles_of(metadata: Metadata, root: Path, asked: Asked) -> Roles:
             others.append(entry)
     known = {*weights.values(), *inside} - set(others)
     left = tuple(name for name in metadata.paths if name not in known)
-    return Roles(prefix, found.prefix, weights, states, groups, hypers, left)
+    return Roles(prefix, found.prefix, weights, states, groups, hypers, found.groups.get("", ""), left)
 
 
 _FOLDERS = ("model", "pretrained_model", "model_0", "pytorch_model_fsdp_0", "weights")  # next to an optimizer's
@@ -136,7 +142,7 @@ _FOLDERS = ("model", "pretrained_model", "model_0", "pytorch_model_fsdp_0", "wei
 class _Optimizer:
     prefix: str = ""  # of states
     states: dict[tuple[str, str], str] = field(factory=dict)  # (parameter, state) -> entry
-    groups: dict[str, str] = field(factory=dict)  # the name after `param_groups.` -> entry
+    groups: dict[str, str] = field(factory=dict)  # the name after `param_groups.` -> entry; "": of the list itself
     model: str = ""  # prefix of the trained tensors' names
     has_metas: bool = False
 
@@ -204,6 +210,8 @@ def _with_states(
             of_groups = {
                 t.removeprefix(groups).removeprefix(lead): name for name, t in texts.items() if t.startswith(groups)
             }
+            as_one = next((name for name in metadata.objects if texts[name] == groups[:-1]), None)
+            of_groups |= {"": as_one} if as_one else {}
             return _Optimizer(state + lead, mine, of_groups, fitting[0], word == _METAS)
         refused = refused or (unmatched[0], unmatched[1], state)
     return refused
@@ -242,7 +250,7 @@ def _model_next_to(root: Path) -> str:
         return f"this folder holds the optimizer alone: name {root.parent}, whose folders hold model and optimizer"
     found = (top.parents[n] / name for n in range(min(2, len(top.parents))) for name in _FOLDERS)
     model = next((one for one in found if one != top and os.path.isdir(one)), None)
-    return f"this folder holds the optimizer alone: `--weights-alone` converts the model, {model}" if model else ""
+    return f"this folder holds the optimizer alone: {model}{SIGN}{top} names both" if model else ""
 
 
 def _owned(steps: tuple[Step, ...], text: str, state: str) -> tuple[str, str]:
@@ -260,6 +268,7 @@ def _owned(steps: tuple[Step, ...], text: str, state: str) -> tuple[str, str]:
 
 def _roots(text: str, word: str) -> Iterator[str]:
     """Texts before a step called `word`: "optim." of "optim.param_groups.0.lr"."""
+    text += "."
     if text.startswith(word + "."):
         yield ""
     at = text.find(f".{word}.")

@@ -13,7 +13,7 @@ from pathlib import Path
 from attrs import evolve
 
 from ucpl.extents import StoredTensor, Structure
-from ucpl.files.checkpoint import Checkpoint, Skeleton
+from ucpl.files.checkpoint import Checkpoint, Order, Skeleton
 from ucpl.files.demands import Demands
 from ucpl.files.header_watch import watched
 
@@ -44,11 +44,11 @@ class DCP:
         return step_in(path) is not None or (has_chunks(path) and not is_of_megatron(path))
 
     @watched
-    def open(self, path: Path, prefix: str = "", states: str = "") -> Checkpoint:
+    def open(self, path: Path, prefix: str = "", states: str = "", order: Order | None = None) -> Checkpoint:
         """Read all headers.
 
-        prefix, states: of the model and the optimizer among several. Raises: UcplError E452, E455, E520-E524, and errors
-        of reading files (E400-E427).
+        prefix, states: of the model and the optimizer among several. order: of numbered parameters. Raises: UcplError
+        E446, E452, E455, E466, E520-E524, and errors of reading files (E400-E427).
         """
         from ucpl.formats.dcp.flat_ranks import flats_in, opened_flats
         from ucpl.formats.dcp.folders import is_apart, read_folders, step_in
@@ -58,18 +58,18 @@ class DCP:
         from ucpl.formats.dcp.shards import opened_shards, shards_in
 
         if (step := step_in(path)) is not None:
-            return evolve(self.open(step, prefix, states), top=path)
+            return evolve(self.open(step, prefix, states, order), top=path)
         if shards_in(path):
             return opened_shards(path)
         if has_ranks(path):
-            return with_masters(opened_ranks(path))
+            return with_masters(opened_ranks(path, order))
         if flats_in(path):
             return with_masters(opened_flats(path))
         from ucpl.formats.dcp.reading import opened
         from ucpl.formats.dcp.roles import Asked
 
         metadata = read_folders(path) if is_apart(path) else read_metadata(path)
-        return with_masters(opened(path, metadata, Asked(prefix, states)))
+        return with_masters(opened(path, metadata, Asked(prefix, states, order)))
 
     def skeleton(
         self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None

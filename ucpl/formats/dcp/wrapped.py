@@ -13,14 +13,15 @@ from pathlib import Path
 from attrs import field
 
 from ucpl.errors import UcplError
+from ucpl.extents import Structure
 from ucpl.files.checkpoint import Checkpoint, Own
-from ucpl.files.wrappers import LOOSE, WRAPPERS, bare
+from ucpl.files.wrappers import LOOSE, WRAPPERS, bare, has_wraps
 from ucpl.formats.dcp.metadata import Metadata, Step
 from ucpl.formats.dcp.numbered import with_names
 from ucpl.formats.dcp.roles import ANY, Asked, Roles, prefix_alone, roles_of
 from ucpl.records import frozen
 
-__all__ = ["Wrapped", "found_in", "wrapped_of"]
+__all__ = ["Wrapped", "advice", "found_in", "wrapped_of"]
 
 
 @frozen
@@ -61,6 +62,17 @@ def wrapped_of(checkpoint: Checkpoint) -> Wrapped:
     return checkpoint.own if isinstance(checkpoint.own, Wrapped) else Wrapped()
 
 
+def advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+    """A note on a target whose names have wraps."""
+    name = next((t.name for t in structure.tensors if has_wraps([t.name])), None)
+    if name is None:
+        return ()
+    return (
+        f"names have the steps of wrappers, as in {name}: load into module.state_dict() and optimizer.state_dict() by these"
+        " names; get_state_dict of torch.distributed.checkpoint asks for names without them",
+    )
+
+
 def found_in(metadata: Metadata, root: Path, asked: Asked = ANY) -> tuple[Metadata, Roles, Wrapped]:
     """Roles of the entries, by names without the steps of wrappers.
 
@@ -84,7 +96,7 @@ def _others(
     metadata: Metadata, less: Metadata, root: Path, asked: Asked
 ) -> Iterator[tuple[Metadata, Set[str], dict[str, int]]]:
     """Metadata with names for numbers, and without `module` in names."""
-    named = with_names(less, root, prefix_alone(less, asked))
+    named = with_names(less, root, prefix_alone(less, asked), asked.order)
     if named is not None:
         yield named[0], WRAPPERS, named[1]
     if (loose := _without(metadata, LOOSE)) is not None:

@@ -206,13 +206,13 @@ class DCPWriter:
 
         Raises: UcplError E471.
         """
-        others = (".".join(map(str, steps)) for one in self.others.values() for steps, _ in leaves((), one))
-        held = (*(s for t in self.structure.tensors for s in t.states), *self.source.state.scalars, *others)
-        dotted = [state for state in dict.fromkeys(held) if "." in state] if self.is_flat else []
+        others = (s for one in self.others.values() for (s, *inner), _ in leaves((), one) if inner or "." in str(s))
+        named = (*(s for t in self.structure.tensors for s in t.states), *self.source.state.scalars)
+        dotted = [*dict.fromkeys((*(s for s in named if "." in s), *map(str, others)))] if self.is_flat else []
         if dotted:
             fail(
                 "E471",
-                f"a flattened optimizer has no place for states with a dot in their name: {', '.join(dotted)}",
+                f"a flattened optimizer has no place for states with parts or dots in their names: {', '.join(dotted)}",
                 Label(str(self.source.root)),
                 remedy=f"leave them out: {' '.join(f'--drop {state}' for state in dotted)}; or dcp(...) without flat",
             )
@@ -385,8 +385,8 @@ class DCPWriter:
         listed = {name for group in self.source.state.groups for name in group.every}
         alone = [name for name, one in self.empty_ones().items() if one.states and name not in listed]
         for number, group in enumerate(self.source.state.groups):
-            members, every = group.members, (*group.every, *alone)
-            said = completed(self.source, self.structure, group.hyper, members)
+            every = (*group.every, *alone)
+            said = completed(self.source, self.structure, group)
             for owner in every if self.is_flat else (number,):
                 for key, value in said.items():
                     self.value(self.within("param_groups", owner, key), value)
@@ -468,9 +468,8 @@ def _stored(path: str, start: int, size: int) -> Call:
 
 
 def _described(dtype: str, shape: Shape, chunks: list[object]) -> Call:
-    strided = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
-    encoding = Call(Global("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"), (0,))
-    properties = _record("TensorProperties", (TorchDType(dtype), strided, False, encoding, False))
+    # A call and no state: torch before 2.4 has another enum of memory formats in the state.
+    properties = Call(Global("torch.distributed.checkpoint.metadata", "TensorProperties"), (TorchDType(dtype),))
     return _record("TensorStorageMetadata", {"properties": properties, "size": Size(shape), "chunks": chunks})
 
 

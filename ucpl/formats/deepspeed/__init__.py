@@ -40,7 +40,31 @@ VALUES = frozenset(
 _LAYOUTS = "DeepSpeed's layouts are zero0(dp=4) to zero3(dp=4), and universal()"
 
 
-class DeepSpeedFormat(Format):
+class _EngineFormat(Format):
+    """Attributes that both formats share."""
+
+    forms = ("torch",)
+    has_optimizer = True
+    has_client_state = True
+    kept_values = VALUES
+    has_plan_groups = True
+    has_groups_of_weights = True
+    has_names_of_modules = True
+    has_engine = True
+    omits_empty_states = True
+
+    def known_globals(self) -> frozenset[str]:
+        from ucpl.formats.deepspeed.classes import KNOWN_GLOBALS
+
+        return KNOWN_GLOBALS
+
+    def scaling_note(self, source: Checkpoint, *, is_fp16: bool) -> str:
+        from ucpl.formats.deepspeed.config import scaling_told
+
+        return scaling_told(source, is_fp16)
+
+
+class DeepSpeedFormat(_EngineFormat):
     name = "deepspeed"
     title = "DeepSpeed's files"
     place = 20
@@ -53,30 +77,16 @@ class DeepSpeedFormat(Format):
         *("stage", "dp", "tp", "pp", "ep", "edp", "fsdp", "bf16", "fp16", "bf16_optimizer", "masters", "fused"),
         *("round_robin", "alignment", "elastic", "sub_group_size"),
     )
-    forms = ("torch",)
     file_marks = ("model_states", "optim_states")
     file_names = (
         'file weights = torch "mp_rank_{tp:02}_model_states.pt" and'
         ' file optim = torch "zero_pp_rank_{dp}_mp_rank_{tp:02}_optim_states.pt"'
     )
-    has_optimizer = True
-    has_client_state = True
-    kept_values = VALUES
-    has_plan_groups = True
-    has_groups_of_weights = True
-    has_names_of_modules = True
-    has_engine = True
-    omits_empty_states = True
 
     def store(self) -> Framework:
         from ucpl.formats.deepspeed.store import DeepSpeed as Store
 
         return Store()
-
-    def known_globals(self) -> frozenset[str]:
-        from ucpl.formats.deepspeed.classes import KNOWN_GLOBALS
-
-        return KNOWN_GLOBALS
 
     def open(self, path: Path, order: Order | None, arguments: Mapping[str, object]) -> Checkpoint:
         from ucpl.formats.deepspeed.store import DeepSpeed as Store
@@ -104,11 +114,6 @@ class DeepSpeedFormat(Format):
 
         return accumulates_wide(source)
 
-    def scaling_note(self, source: Checkpoint, *, is_fp16: bool) -> str:
-        from ucpl.formats.deepspeed.config import scaling_told
-
-        return scaling_told(source, is_fp16)
-
     def has_layer_files(self, files: Collection[str]) -> bool:
         from ucpl.formats.deepspeed.names import is_apart, is_of_expert
 
@@ -125,13 +130,15 @@ class DeepSpeedFormat(Format):
     def has_scaler(self, settings: Mapping[str, object]) -> bool:
         return settings.get("stage") != 0
 
-    def job(self, settings: Mapping[str, object]) -> str:
+    def job(self, source: Checkpoint, settings: Mapping[str, object]) -> str:
+        from ucpl.formats.deepspeed.config import batch_text
+
         degrees = {name: degree_of(settings, name) for name in ("dp", "tp", "pp")}
         ranks = prod(degrees.values())
         stage = settings.get("stage")
         words = [f"{ranks} rank{'s' * (ranks > 1)}", f"with ZeRO stage {stage}" if stage else "without ZeRO"]
         words += [f"and {name} = {n}" for name, n in degrees.items() if n > 1 and n != ranks]
-        return " ".join(words)
+        return " ".join(words) + batch_text(source, settings)
 
     def advice(self, source: Checkpoint, structure: Structure) -> tuple[str, ...]:
         from ucpl.formats.deepspeed.advice import advice
@@ -143,37 +150,18 @@ class DeepSpeedFormat(Format):
 DEEPSPEED = DeepSpeedFormat()
 
 
-class UniversalFormat(Format):
+class UniversalFormat(_EngineFormat):
     name = "universal"
     title = "a universal folder"
     place = 10
     layouts = ("universal",)
     settings = ("stage", "files", "bf16", "fp16", "weights", "shaped")
-    forms = ("torch",)
-    has_optimizer = True
-    has_client_state = True
-    has_plan_groups = True
-    has_groups_of_weights = True
-    has_names_of_modules = True
-    has_engine = True
-    omits_empty_states = True
     is_of_any_ranks = True
-    kept_values = VALUES
 
     def store(self) -> Framework:
         from ucpl.formats.deepspeed.universal import Universal as Store
 
         return Store()
-
-    def known_globals(self) -> frozenset[str]:
-        from ucpl.formats.deepspeed.classes import KNOWN_GLOBALS
-
-        return KNOWN_GLOBALS
-
-    def scaling_note(self, source: Checkpoint, *, is_fp16: bool) -> str:
-        from ucpl.formats.deepspeed.config import scaling_told
-
-        return scaling_told(source, is_fp16)
 
     def group_dropped(self, settings: Mapping[str, object], source: Format, *, is_listed: bool) -> str:
         return "loaders of universal folders look for none"
@@ -189,7 +177,7 @@ class UniversalFormat(Format):
     def has_scaler(self, settings: Mapping[str, object]) -> bool:
         return True
 
-    def job(self, settings: Mapping[str, object]) -> str:
+    def job(self, source: Checkpoint, settings: Mapping[str, object]) -> str:
         return 'any number of ranks, with "checkpoint": {"load_universal": true} in the config of DeepSpeed'
 
     def advice(self, source: Checkpoint, structure: Structure) -> tuple[str, ...]:

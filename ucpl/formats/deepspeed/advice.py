@@ -6,13 +6,13 @@ from ucpl.extents import Structure
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.groups import differences
 from ucpl.files.model_texts import config_of
-from ucpl.formats.optimizer_hypers import NUMBERED, frozen_in_no_group
+from ucpl.formats.optimizer_hypers import NUMBERED, frozen_in_no_group, members_without_states
 
-SHOWN = 3
 WARM = (
     "the source has no optimizer state: engine.load_checkpoint(..., load_optimizer_states=False,"
     " load_lr_scheduler_states=False) takes the weights and masters, and moments start at zero"
 )
+WIDENED = "the source has no masters in f32: those of the target are its weights in {dtypes}, widened, and have no more digits"
 MOMENTS = (
     "the source states neither groups nor learning rates of an optimizer, which DeepSpeed takes from a file with its moments:"
     ' zero1(..., elastic = 1) or zero2(..., elastic = 1), over a model whose `group "0" = ...` has the parameters in the'
@@ -65,7 +65,8 @@ BOOLS = "torch's optimizers make {names} of the parameters' type when they load 
 def advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
     """Advice on left out or tied parameters, missing states, and unsupported optimizers."""
     lenient = (LENIENT,) if source.missing_tensors else (TIED,) if _is_tied(source, structure) else ()
-    return (*lenient, *_mixed(structure), *_warm(source, structure), *_of_optimizer(source, structure))
+    stateless = members_without_states(source, structure)
+    return (*lenient, *_mixed(structure), *_warm(source, structure), *stateless, *_of_optimizer(source, structure))
 
 
 def _mixed(structure: Structure) -> tuple[str, ...]:
@@ -94,7 +95,8 @@ def universal_advice(source: Checkpoint, structure: Structure) -> tuple[str, ...
     """Advice on stage 3, which does not cut a model's own cuts."""
     is_cut = any(one.dim is not None for one in source.state.parallel.shardings.values())
     is_bare = structure.settings.get("stage") == 3 and not structure.settings.get("shaped")
-    return (*((WHOLE,) if is_cut and is_bare else ()), *_first_alone(source, structure))
+    whole = (WHOLE,) if is_cut and is_bare else ()
+    return (*whole, *members_without_states(source, structure), *_first_alone(source, structure))
 
 
 def _first_alone(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
@@ -120,4 +122,8 @@ def _warm(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
     if any(set(tensor.states) - {"weight", "fp32"} for tensor in structure.tensors):
         is_said = [name for name, _ in structure.groups] not in ([], ["parameters"])
         return () if is_said and structure.settings.get("elastic") else (MOMENTS,)
+    narrow = sorted({t.dtype for t in source.state.tensors if t.dtype in ("bf16", "f16")})
+    has_masters = any("fp32" in t.states for t in source.state.tensors)
+    if narrow and not has_masters and structure.settings.get("stage"):
+        return (WARM, WIDENED.format(dtypes=" and ".join(narrow)))
     return (WARM,)

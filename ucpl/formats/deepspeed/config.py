@@ -13,6 +13,7 @@ from ucpl.files.carrying import mapped
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.values import Value
 from ucpl.records import frozen
+from ucpl.registry.format import degree_of
 
 _LOSS_SCALER = "deepspeed.runtime.fp16.loss_scaler"
 _OF_MASTERS = ("bf16_master_weights_and_grads", "bf16_optimizer_states", "fp16_master_weights_and_grads")
@@ -127,6 +128,27 @@ def _batches(config: Value | None, dp: int) -> dict[object, object]:
     if steps is not None or (micro is not None and steps_now != 1):
         out[_STEPS] = steps_now
     return out
+
+
+def batch_text(source: Checkpoint, settings: Mapping[str, object]) -> str:
+    """A rank's batch in the target's ds_config: `, batch per device 4`.
+
+    Empty if the source states none.
+    """
+    config = blobs_of(source).find("ds_config")
+    stated = {key: one.held for key in (_BATCH, _MICRO, _STEPS) if config is not None and (one := config.find(key))}
+    if not any(isinstance(stated.get(key), int) for key in (_BATCH, _MICRO)):
+        return ""
+    values = stated | _batches(config, degree_of(settings, "dp"))
+    whole, micro, steps = (values.get(key) for key in (_BATCH, _MICRO, _STEPS))
+    steps = steps if isinstance(steps, int) else 1
+    if not isinstance(micro, int):  # the config leaves it to DeepSpeed
+        micro = whole // (degree_of(settings, "dp") * steps) if isinstance(whole, int) else 0
+    if not micro:
+        return ""
+    before = stated.get(_BATCH)
+    text = f", batch per device {micro}" + (f" in {steps} steps" if steps > 1 else "")
+    return text + (f", {whole} in all and no longer {before}" if before is not None and whole != before else "")
 
 
 # ---- loss scaling ----------------------------------------------------------------------------------------------------

@@ -58,9 +58,7 @@ class _Grid:
         return _joined([self.modules[pp, tp] for pp in range(self.topology.pp)])
 
 
-def read_dense(
-    gathered: Gathered, topology: Topology, order: Order | None = None
-) -> tuple[tuple[TorchFile, ...], StepFacts]:
+def read_dense(gathered: Gathered, topology: Topology, order: Order | None) -> tuple[tuple[TorchFile, ...], StepFacts]:
     """Read modules and shards of all ranks, and return files and facts."""
     if topology.stage == 3 and auto_ep.layers_of(topology.first) is not None:
         return read_sliced_experts(gathered, topology)

@@ -29,7 +29,7 @@ from ucpl.extents.pipeline import Pipeline
 from ucpl.files.carrying import lifted, marks_of
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.pickles import tensors_of
-from ucpl.files.scalars import is_counted
+from ucpl.files.scalars import is_counted, is_step
 from ucpl.files.skipping import skips
 from ucpl.files.torch_files import TorchFile
 from ucpl.files.unknown import unknown_in
@@ -158,7 +158,7 @@ class Gathered:
 
     def is_number(self, name: str, tensor: TensorRef) -> bool:
         """Test whether a state of a parameter's shape is one number."""
-        return name in self.counted or (name == "step" and tensor.shape == ())
+        return name in self.counted or is_step(name, tensor.shape)
 
     def keep_state(self, part: TorchFile, key: Key, tensor: TensorRef, name: str) -> None:
         """Keep a state as payload under its name in ucpl."""

@@ -226,7 +226,7 @@ def keep_module(gathered: Gathered, module: RankModule, shard: ModelRankFiles, s
                 continue
             if name in module.left_out.names and 0 not in held.held.shape:
                 continue  # it goes along as it is
-            if name in module.empty or (stage == 3 and owner not in module.buffers):
+            if name in module.empty or (stage == 3 and (owner not in module.buffers or name in module.aliases)):
                 gathered.consumed.add((part.file, held.key))
             else:
                 gathered.keep_where_full(part, held.key, held.held)

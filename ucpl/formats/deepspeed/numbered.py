@@ -103,9 +103,11 @@ def names_of(found: Numbered) -> tuple[Named, str]:
     Raises: UcplError E461 if there is no way, or more than one; E466 if the caller's order does not fit.
     """
     if found.module.groups:
+        if found.order is not None:
+            found.order.take()  # which the files of a conversion need no longer
         return _stated(found), f"param_shapes of {found.module.file.file}"
     if found.order is not None:
-        return _said(found, found.order), found.order.origin
+        return _said(found, found.order.take()), found.order.origin
     if (views := _of_views(found)) is not None:
         return views, "weights are views of the groups' flat buffers"
     if (named := _of_param_names(found)) is not None:

@@ -38,7 +38,7 @@ from ucpl.formats.deepspeed.whole_states import ModelRank, read_whole_states
 
 
 def read_pipeline(
-    gathered: Gathered, topology: Topology, order: Order | None = None
+    gathered: Gathered, topology: Topology, order: Order | None
 ) -> tuple[tuple[TorchFile, ...], StepFacts]:
     """Read files of layers and shards of stages; return files and facts."""
     by_tp = _layer_files(topology.listing)

@@ -15,7 +15,7 @@ from ucpl.extents.account import NotRead
 from ucpl.files.repeated_values import Mark, hypers_of, unlike
 from ucpl.files.torch_files import TorchFile
 from ucpl.files.unknown import unknown_keys
-from ucpl.formats.deepspeed.names import RUN_KEYS, is_apart, place_in_run
+from ucpl.formats.deepspeed.names import RUN_KEYS, is_apart, is_of_expert, layer_place, place_in_run
 
 __all__ = ["unlike_copies"]
 
@@ -54,6 +54,12 @@ def unlike_copies(files: tuple[TorchFile, ...], known: Container[str], mark: Mar
     names = {name for one in models for name in _named(_fields(one.value, _OF_RANK).get("param_shapes"))}
     yield from _second_names(models, known)
     yield from unlike(((one, "module/", _no_tensors(one.value)) for one in models), mark)
+    layers: dict[int, list[TorchFile]] = {}
+    for one in files:
+        if is_apart(one.file) and not is_of_expert(one.file):
+            layers.setdefault(layer_place(one.file)[0], []).append(one)
+    for of_layer in layers.values():
+        yield from unlike(((one, "", _no_tensors({"module": one.value})) for one in of_layer), mark)
     for one in models:
         yield from _frozen(one, known)
         yield from unknown_keys(one.file, _fields(one.value, (_DIMENSIONS,)).get(_DIMENSIONS), _DEGREES,

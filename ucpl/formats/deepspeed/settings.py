@@ -9,12 +9,12 @@ from collections.abc import Iterable
 
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, TensorRef
-from ucpl.files.texts import is_text
 from ucpl.files.values import Value
 from ucpl.formats.deepspeed.gathered import Gathered
 from ucpl.formats.deepspeed.names import optim_file
 from ucpl.formats.deepspeed.order import SUB_GROUP_DEFAULT, alignment_elements
 from ucpl.formats.deepspeed.topology import Topology
+from ucpl.texts import is_text
 
 _SIZE_MAX = 1 << 62
 

@@ -48,6 +48,7 @@ def read_sliced_experts(gathered: Gathered, topology: Topology) -> tuple[tuple[T
     every = evolve(module, groups=groups)
     read_sliced_shards(gathered, every, Sharers(shard.optims, only=rest))
     _read_groups(gathered, every, topology, (experts, ours))
+    gathered.groups.sort(key=lambda group: int(group.name))
     keep_run(gathered, first, "num_experts")
     keep_left_out(gathered, module, topology.tp)
     keep_module_facts(gathered, module, module)

@@ -32,8 +32,8 @@ def read_sliced_shards(gathered: Gathered, module: RankModule, sharers: Sharers)
     owner = _owners(module, sharers.optims[0], groups)
     for g, group in enumerate(groups):
         mine = [s for s in range(len(module.groups)) if owner[s] == g and sharers.has(s)]
-        if not mine and sharers.only is not None:
-            continue
+        if not mine and sharers.only is not None and (sharers.parts or group.at("params").items()):
+            continue  # the other sharers' group; one without parameters is of those of no expert
         shapes = {name: shape for s in mine for name, shape in module.groups[s].items()}
         gathered.groups.append(ParameterGroup(str(g), sharers.tensors(shapes), hyper_of(group)))
         packed = pack([*shapes.values()], sharers.degree, gathered.number("sub_group_size"))

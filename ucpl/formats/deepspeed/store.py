@@ -150,7 +150,7 @@ def _without_optimizer(listing: StepFiles) -> StepFiles:
     return evolve(listing, optims={}, prefix="", experts_optims=())
 
 
-def _open_step(place: StepPlace, order: Order | None = None) -> Checkpoint:
+def _open_step(place: StepPlace, order: Order | None) -> Checkpoint:
     """Read all headers of one step. Raises: UcplError E400-E427, E45x, E46x."""
     topology = topology_of(_without_optimizer(list_files(place.root)))
     if order is not None and topology.stage:

@@ -271,6 +271,7 @@ class StepWriter:
                     "E470",
                     f"{name} is {number_of(value)} for {first} and {number_of(other)} for {member}, of one flat buffer",
                     Label(file.path, where=name),
+                    remedy=_remedy(name),
                 )
         if not isinstance(value, Scalar):
             return value
@@ -350,3 +351,13 @@ def _left_out(noted: Value | None) -> dict[str, LeftOut]:
 def text_of(key: Key) -> tuple[str, ...]:
     """A key with its numbers as texts."""
     return tuple(map(str, key))
+
+
+def _remedy(number: str) -> str:
+    """The remedy for a number that differs within a flat buffer."""
+    if number == "step":
+        return "put parameters with another step into a group of their own"
+    return (
+        f"a rank's flat buffer has one {number} in all: --drop {number} leaves it out, where the optimizer computes it anew;"
+        " plain(), dcp() and torch_file() keep one for each parameter"
+    )

@@ -84,7 +84,11 @@ def topology_of(listing: StepFiles) -> Topology:
     root = listing.root
     _reject_names(listing)
     if not listing.models:
-        fail("E452", f"{root} has no file of model states", Label(str(root)), Label(str(root / listing.files[0])))
+        fail(
+            "E452",
+            f"{root} has no file of model states",
+            *(Label(str(root / name)) for name in ("", *listing.files[:1])),
+        )
     ahead(root / listing.files[0], [partial(read_shard, root, name) for name in listing.files])
     is_sliced = any(dp is not None for dp, _ in listing.models)  # stage 3
     ranks = 1 + max(mp for _, mp in (*listing.models, *listing.optims))

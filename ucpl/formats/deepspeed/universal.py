@@ -10,6 +10,7 @@ gives every parameter group the hyper-parameters of the first.
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -23,6 +24,7 @@ from ucpl.extents.parallel_facts import CarriedByRank
 from ucpl.files.checkpoint import Checkpoint, Skeleton
 from ucpl.files.demands import Demands
 from ucpl.files.read_ahead import ahead
+from ucpl.files.scalars import is_step
 from ucpl.files.skipping import skips, skips_optimizer
 from ucpl.files.texts import names_like, read_name
 from ucpl.files.torch_files import TorchFile, read_torch_file
@@ -51,10 +53,10 @@ from ucpl.formats.deepspeed.universal_writing import ATOMS, GLOBAL_STATE, LATEST
 from ucpl.records import frozen
 
 _STATES = ("optimizer_state_dict", "state")
-# Keys of an atom, as ds_to_universal.py of DeepSpeed writes them.
+# Keys of an atom, as ds_to_universal.py of DeepSpeed writes them. Releases before 0.13 keep the row that pads words.
 _ATOM = frozenset(
     ("param", "cat_dim", "vocab_tensor", "param_n_sub_params", "sub_param_shape", "ds_autotp_universal_checkpoint_meta")
-)
+) | {"vocab_divisibility_padding_tensor"}
 _SHARD = (("fp32_flat_groups",), ("single_partition_of_fp32_groups",), ("base_optimizer_state",))
 
 
@@ -239,7 +241,7 @@ class _Universal:
     def masters(self) -> dict[str, Shape]:
         """Read every state of every trained parameter, and return complete shapes."""
         root, file = self.place.root, self.module.file
-        folders = {p.name: p for p in sorted((root / ATOMS).iterdir()) if p.is_dir()}
+        folders = _folders(root / ATOMS)
         shapes: dict[str, Shape] = {}
         atoms = [folders[n] / a for n in self.module.trained if n in folders for a in names_like(folders[n], ".pt")]
         atoms = [atom for atom in atoms if not skips(atom.stem, needed=atom.stem == "fp32")]
@@ -294,8 +296,8 @@ class _Universal:
             return
         tensor = value.tensor()
         # A parameter without dims has states without dims; a number of a parameter is no dict.
-        is_own = is_dict and tensor.shape == self.module.shapes.get(name) and state != "step"
-        if (not tensor.shape and not is_own) or (state == "step" and prod(tensor.shape) == 1):
+        is_own = is_dict and tensor.shape == self.module.shapes.get(name)
+        if (not tensor.shape and not is_own) or is_step(state, tensor.shape):
             gathered.consumed.add((part.file, value.key))
             gathered.scalar(value, state, part.read_scalar(value.key or (name, state), tensor), (name,))
             gathered.scalar_extents.setdefault(state, {})[name] = part.extent(value.key, tensor)
@@ -415,7 +417,7 @@ class _Universal:
         gathered = self.gathered
         for name, value in states.named():
             held = value.held
-            if isinstance(held, TensorRef) and held.shape:
+            if isinstance(held, TensorRef) and held.shape and not is_step(name, held.shape):
                 continue
             kept = gathered.scalars.setdefault(name, {})
             if isinstance(held, TensorRef):
@@ -427,6 +429,20 @@ class _Universal:
                 kept.update(dict.fromkeys(members, held))
             else:
                 value.wrong("a number or a tensor")
+
+
+def _folders(atoms: Path) -> dict[str, Path]:
+    """The folders with files of atoms, by names of parameters.
+
+    DeepSpeed makes several folders of a name with `/`.
+    """
+    found: dict[str, Path] = {}
+    for at, inner, files in os.walk(atoms):
+        here = Path(at)
+        folders = [here] if here != atoms and (files or not inner) else []
+        for path in (*folders, *(here / name for name in inner if (here / name).is_symlink())):
+            found[path.relative_to(atoms).as_posix()] = path
+    return dict(sorted(found.items()))
 
 
 def shown(names: list[str]) -> str:

@@ -9,6 +9,8 @@ from attrs import evolve
 from ucpl.errors import Label, fail
 from ucpl.extents import Flat, Scalar, StoredTensor, Structure, key_text
 from ucpl.files.checkpoint import Checkpoint, Skeleton
+from ucpl.files.groups import named_hyper
+from ucpl.files.scalars import is_step
 from ucpl.formats.deepspeed.affine import INFO
 from ucpl.formats.deepspeed.model_states import model_states
 from ucpl.formats.deepspeed.names import is_of_expert, model_file
@@ -85,7 +87,7 @@ def _reject_states(structure: Structure, source: Checkpoint) -> None:
         for value in (value for name, value in held.items() if name in known):
             if not isinstance(value, int | float | Scalar):
                 why.setdefault(state, _kind_of(value))
-            elif isinstance(value, Scalar) and value.shape and (state != "step" or prod(value.shape) != 1):
+            elif isinstance(value, Scalar) and value.shape and not is_step(state, value.shape):
                 why.setdefault(state, f"of another shape, {list(value.shape)}")
             elif state != "step":
                 why.setdefault(state, _NUMBER)
@@ -143,7 +145,7 @@ def _atoms(writer: StepWriter, cuts: Cuts) -> Made:
         file = writer.file(path)
         key = writer.targets[i].key
         made = writer.tensor(file, key, path.endswith("/fp32.pt"))
-        name = path.split("/")[1]
+        name = path.removeprefix(f"{ATOMS}/").rpartition("/")[0]
         more = beside(cuts.get(name), name in vocabulary) if key else {}
         files.append((file, {"param": made, **more} if key else made))
     return files
@@ -167,7 +169,10 @@ def _shared(writer: StepWriter, file: FileBuilder, stage: int) -> dict[str, obje
     held = [members for _, members in writer.structure.groups if members]
     numbers = iter(range(len(held)))
     params = [[next(numbers)] if members else [] for _, members in writer.structure.groups]
-    groups = [{**file.storages.value(hyper), "params": mine} for hyper, mine in zip(writer.hypers, params, strict=True)]
+    groups = [
+        {**named_hyper(file.storages.value(hyper), members), "params": mine}
+        for hyper, mine, (_, members) in zip(writer.hypers, params, writer.structure.groups, strict=True)
+    ]
     out = {
         **scaling(writer, file),
         **clip_grad(writer),

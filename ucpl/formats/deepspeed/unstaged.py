@@ -42,7 +42,7 @@ class Told:
     remarks: tuple[str, ...] = ()
 
 
-def told_of(topology: Topology, by_tp: list[Files], order: Order | None = None) -> Told:
+def told_of(topology: Topology, by_tp: list[Files], order: Order | None) -> Told:
     """The parameters of each shard's optimizer.
 
     Raises: UcplError E461 if they cannot be found, E466 if `order` does not fit.
@@ -224,7 +224,7 @@ class _Finder:
             f"a PipelineModule without ZeRO names no parameter: {what} to deal its layers to the stages' optimizers",
             Label(str(first.path), where="optimizer/param_groups"),
             Label(str(first.root), f"{len(self.files)} files of layers"),
-            remedy="say the names of each stage's optimizer, which its ranks list: --from 'zero0(order=\"names.json\")',"
+            remedy="say the names of each stage's optimizer, which its ranks list: --order names.json,"
             " [[[names of a group], ...], ...], a list a stage",
         )
 

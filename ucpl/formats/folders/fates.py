@@ -176,14 +176,15 @@ def _listed(names: list[str], most: int = 12) -> str:
 def with_beside(skeleton: Skeleton, source: Checkpoint, structure: Structure) -> Skeleton:
     """A target's files with those next to the source's shards.
 
-    Raises: UcplError E486, E488.
+    Raises: UcplError E471, E486, E488.
     """
     container = source.container
     if container is None:
         return skeleton
+    made = sorted_into(container, structure, source).placed
     if container.kind.holds(format_named(structure.framework)):
         _check_name(container, skeleton, source)
-    made = sorted_into(container, structure, source).placed
+        _check_optimizer(container, structure, {one.name for one in made})
     bad = [one.of for one in made if one.of.holds == "unreadable"]
     if bad:
         raise UcplError(*(_unseen(container, file) for file in dict.fromkeys(bad)))
@@ -210,6 +211,29 @@ def _check_name(container: Container, skeleton: Skeleton, source: Checkpoint) ->
             f"{kind.resumes_by} looks for the shards in {kind.tag}, not in {skeleton.folder}",
             Label(str(container.top / skeleton.folder if is_kept else container.top)),
             remedy=renaming if is_kept else f"leave the tag out, or say {kind.tag}",
+        )
+
+
+def _check_optimizer(container: Container, structure: Structure, there: set[str]) -> None:
+    """Check for the file without which a loader ignores the optimizer.
+
+    A file that `--drop` leaves out is put there by the user: E482. Raises: UcplError E471.
+    """
+    needed = container.kind.optimizer_with
+    if (
+        format_named(structure.framework).has_engine
+        or not needed
+        or needed in there
+        or (container.top / needed).exists()
+    ):
+        return
+    if any(tensor.states for tensor in structure.tensors):
+        fail(
+            "E471",
+            f"{container.kind.resumes_by} loads no optimizer without {needed}, and the source has none",
+            Label(str(container.top / needed), "not there"),
+            remedy=f"save the schedule of the script as {needed} in {container.top}; or write --to 'torch_file()' or"
+            " 'zero2(dp=...)'; or --weights-alone",
         )
 
 

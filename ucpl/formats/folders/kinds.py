@@ -1,4 +1,4 @@
-"""Kinds of folders: the Trainer's, Accelerate's and Lightning's with DeepSpeed.
+"""Kinds of folders that training frameworks put around a checkpoint.
 
 A kind is data: names that identify a folder, and a table of patterns with fates. The comments name its source.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ucpl.extents.containers import CompanionRule, Kind
 
-__all__ = ["ACCELERATE", "LIGHTNING", "TRAINER"]
+__all__ = ["ACCELERATE", "KINDS", "TRAINER"]
 
 # Classes that transformers itself allows in files of random numbers (trainer_pt_utils.safe_globals).
 _NUMPY = frozenset(
@@ -70,8 +70,8 @@ _FILES = (
 
 # transformers 5.x, trainer.py. `train(resume_from_checkpoint=...)` reads `global_step*` and `latest` (through the engine),
 # trainer_state.json, scheduler.pt if the schedule is not DeepSpeed's own, and rng_state.pth (one rank) or
-# rng_state_{rank}.pth (several). It reads neither the weights next to the shards nor training_args.bin: those are for users
-# of the folder as a model.
+# rng_state_{rank}.pth (several). Without scheduler.pt it loads no optimizer, unless an engine does. It reads neither the
+# weights next to the shards nor training_args.bin: those are for users of the folder as a model.
 TRAINER = Kind(
     name="trainer",
     title="transformers' Trainer",
@@ -80,6 +80,7 @@ TRAINER = Kind(
     universal=True,
     strategies=True,
     needs=("trainer_state.json",),
+    optimizer_with="scheduler.pt",
     rules=(
         CompanionRule("global_step*/**", "leave", "another step: name its folder to convert it"),
         CompanionRule("rng_state_{rank}.pth", "rank", "random numbers", alone="rng_state.pth", named=_NUMPY),
@@ -109,7 +110,13 @@ ACCELERATE = Kind(
     name="accelerate",
     title="Accelerate's save_state",
     resumes_by="Accelerator.load_state",
-    marks=("random_states_{rank}.pkl",),
+    marks=(
+        "random_states_{rank}.pkl",
+        "scheduler.bin",
+        "sampler.bin",
+        "dl_state_dict.bin",
+        "custom_checkpoint_{rank}.pkl",
+    ),
     needs=(),
     tag="pytorch_model",
     strategies=True,
@@ -142,3 +149,46 @@ LIGHTNING = Kind(
     client="pytorch-lightning_version",
     rules=(CompanionRule("zero_to_*.py", "carry", "DeepSpeed's scripts"),),
 )
+
+# `stepN` of OLMo-core: model_and_optim, and the trainer's state in `train`. `load` reads that of its own rank, or else of
+# rank 0, so that all are carried to any number of ranks. Source: ai2-olmo-core 3.0, train/checkpoint.py.
+OLMO = Kind(
+    name="olmo_core",
+    title="OLMo-core's Checkpointer",
+    resumes_by="Checkpointer.load(...)",
+    marks=(),
+    needs=(),
+    tag="model_and_optim",
+    chunks=True,
+    rules=(
+        CompanionRule("train/rank*.pt", "carry", "the trainer's state"),
+        CompanionRule(".metadata.json", "carry", "the version of OLMo-core"),
+        CompanionRule("config.json", "carry", "the run's configuration"),
+    ),
+)
+# NeMo 2 has an iteration in `weights`, and the configuration and the tokenizer in `context`. Megatron-Bridge has the state of
+# training next to its iterations, too. Source: nemo 2.7, lightning/io; megatron-bridge, training/utils/checkpoint_utils.py.
+NEMO = Kind(
+    name="nemo",
+    title="NeMo 2",
+    resumes_by="nemo.lightning",
+    marks=(),
+    needs=(),
+    tag="weights",
+    iterations=True,
+    rules=(CompanionRule("context/**", "carry", "the configuration of the run"),),
+)
+BRIDGE = Kind(
+    name="megatron_bridge",
+    title="Megatron-Bridge",
+    resumes_by="load_checkpoint of Megatron-Bridge",
+    marks=("latest_train_state.pt",),
+    needs=("latest_train_state.pt",),
+    iterations=True,
+    rules=(
+        CompanionRule("latest_train_state.pt", "carry", "the state of training"),
+        CompanionRule("iter_**", "leave", "another iteration"),
+        CompanionRule("latest_checkpointed_iteration.txt", "leave", "the target has its own"),
+    ),
+)
+KINDS: tuple[Kind, ...] = (TRAINER, ACCELERATE, LIGHTNING, OLMO, NEMO, BRIDGE)

@@ -16,58 +16,17 @@ from ucpl.errors import Label, UcplError, fail
 from ucpl.extents.containers import CompanionFile, CompanionRule, Container, Kind
 from ucpl.files.header_watch import walked
 from ucpl.files.inert import HOLDERS
+from ucpl.files.model_texts import damaged_texts
 from ucpl.files.pickles import loads, unsafe_globals
-from ucpl.files.texts import is_text, read_small
+from ucpl.files.texts import read_small
 from ucpl.files.torch_files import read_torch_file
 from ucpl.files.zips import open_file, read_zip_directory
-from ucpl.formats.folders.kinds import ACCELERATE, LIGHTNING, TRAINER
+from ucpl.formats.folders.kinds import KINDS
 from ucpl.formats.folders.steps import RunFacts, of_another_step
 from ucpl.storage.reading import pread
+from ucpl.texts import is_text
 
-__all__ = ["KINDS", "container_of"]
-
-# `stepN` of OLMo-core: model_and_optim, and the trainer's state in `train`. `load` reads that of its own rank, or else of
-# rank 0, so that all are carried to any number of ranks. Source: ai2-olmo-core 3.0, train/checkpoint.py.
-OLMO = Kind(
-    name="olmo_core",
-    title="OLMo-core's Checkpointer",
-    resumes_by="Checkpointer.load(...)",
-    marks=(),
-    needs=(),
-    tag="model_and_optim",
-    chunks=True,
-    rules=(
-        CompanionRule("train/rank*.pt", "carry", "the trainer's state"),
-        CompanionRule(".metadata.json", "carry", "the version of OLMo-core"),
-        CompanionRule("config.json", "carry", "the run's configuration"),
-    ),
-)
-# NeMo 2 has an iteration in `weights`, and the configuration and the tokenizer in `context`. Megatron-Bridge has the state of
-# training next to its iterations, too. Source: nemo 2.7, lightning/io; megatron-bridge, training/utils/checkpoint_utils.py.
-NEMO = Kind(
-    name="nemo",
-    title="NeMo 2",
-    resumes_by="nemo.lightning",
-    marks=(),
-    needs=(),
-    tag="weights",
-    iterations=True,
-    rules=(CompanionRule("context/**", "carry", "the configuration of the run"),),
-)
-BRIDGE = Kind(
-    name="megatron_bridge",
-    title="Megatron-Bridge",
-    resumes_by="load_checkpoint of Megatron-Bridge",
-    marks=("latest_train_state.pt",),
-    needs=("latest_train_state.pt",),
-    iterations=True,
-    rules=(
-        CompanionRule("latest_train_state.pt", "carry", "the state of training"),
-        CompanionRule("iter_**", "leave", "another iteration"),
-        CompanionRule("latest_checkpointed_iteration.txt", "leave", "the target has its own"),
-    ),
-)
-KINDS: tuple[Kind, ...] = (TRAINER, ACCELERATE, LIGHTNING, OLMO, NEMO, BRIDGE)
+__all__ = ["container_of"]
 
 OWN = ("ucpl",)  # folders that a conversion writes itself
 POINTERS = ("latest", "latest_universal")  # which a conversion writes itself, too
@@ -81,10 +40,10 @@ def container_of(
     top: Path,
     root: Path,
     client: Collection[object],
-    own: Sequence[str] = (),
+    own: Sequence[str],
     *,
-    is_chunked: bool = False,
-    run: RunFacts | None = None,
+    is_chunked: bool,
+    run: RunFacts | None,
 ) -> Container | None:
     """The container of a step's folder `root`, if its parent was named.
 
@@ -107,8 +66,13 @@ def container_of(
             skipped[name] = rule.why
         else:
             files.append(_looked_at(top, name, rule, rank))
-    odd = (*_missing(kind, files, run or RunFacts()), *of_another_step(top, files, run or RunFacts()))
-    return Container(kind, top, tuple(files), skipped, (*_remarks(kind, top, files), *odd), odd)
+    facts = run or RunFacts()
+    odd = (
+        *_needed(kind, top, files, has_engine=not own),
+        *_missing(kind, files, facts),
+        *of_another_step(top, files, facts),
+    )
+    return Container(kind, top, tuple(files), skipped, (*_remarks(files), *odd), odd)
 
 
 def _is(kind: Kind, top: Path) -> bool:
@@ -135,13 +99,13 @@ def _names(kind: Kind, top: Path, steps: Sequence[Path], skipped: dict[str, str]
 
     Files of the step, ucpl's own files and skipped folders are excluded.
     """
-    own, count = [step.resolve() for step in steps], 0
+    own, count = [os.path.realpath(step) for step in steps], 0
     for folder, folders, files in walked(top):
         here = Path(folder)
         listed, folders[:] = sorted(folders), []
         for name in listed:
             below = here / name
-            if below.resolve() in own or (here == top and name in OWN):
+            if os.path.realpath(below) in own or (here == top and name in OWN):
                 continue
             shown = f"{below.relative_to(top).as_posix()}/"
             if why := _no_folder(kind, below, shown):
@@ -154,7 +118,7 @@ def _names(kind: Kind, top: Path, steps: Sequence[Path], skipped: dict[str, str]
                 fail("E489", f"{top} has more than {FILES_MAX:,} files next to the shards", Label(str(top)))
             below = here / name
             shown = below.relative_to(top).as_posix()
-            if shown in POINTERS or below.resolve() in own:
+            if shown in POINTERS or os.path.realpath(below) in own:
                 continue
             if why := _no_file(below, top):
                 skipped[shown] = why
@@ -217,13 +181,21 @@ def _pickled(top: Path, name: str) -> tuple[object] | None:
     return (loads(data, name, alone=True),)
 
 
-def _remarks(kind: Kind, top: Path, files: list[CompanionFile]) -> Iterator[str]:
+def _needed(kind: Kind, top: Path, files: list[CompanionFile], *, has_engine: bool) -> Iterator[str]:
+    """Files that `resumes_by` looks for, and that are missing or damaged."""
     there = {file.name for file in files}
     for name in kind.needs:
         if name not in there:
             yield f"{name} is missing: {kind.resumes_by} needs it"
         elif name.endswith(".json") and not _is_json(top / name):
             yield f"{name} is no JSON: {kind.resumes_by} cannot read it"
+    texts = (name for name in sorted(there) if name.endswith("config.json"))
+    yield from damaged_texts({name: read_small(top / name, JSON_MAX) or b"" for name in texts})
+    if not has_engine and kind.optimizer_with and kind.optimizer_with not in there:
+        yield f"{kind.optimizer_with} is missing: {kind.resumes_by} loads no optimizer without it"
+
+
+def _remarks(files: list[CompanionFile]) -> Iterator[str]:
     for file in files:
         if file.holds == "unreadable":
             yield f"{file.name} cannot be looked at: {file.reason}"
@@ -232,11 +204,20 @@ def _remarks(kind: Kind, top: Path, files: list[CompanionFile]) -> Iterator[str]
 
 
 def _missing(kind: Kind, files: list[CompanionFile], run: RunFacts) -> Iterator[str]:
-    """Missing files of ranks, up to the shards' count or last rank."""
+    """Missing files of ranks, up to the shards' count or last rank.
+
+    A numbered file where one rank alone has none is of several ranks.
+    """
     for rule in kind.rules:
-        ranks = sorted(file.rank for file in files if file.rule is rule and file.rank >= 0)
-        missing = [rank for rank in range(max(run.ranks, len(ranks))) if rank not in ranks] if ranks else []
-        if missing:
+        if rule.fate != "rank":
+            continue
+        mine = [file for file in files if file.rule is rule]
+        ranks = sorted(file.rank for file in mine)
+        least = 2 if rule.alone and any(file.name != rule.alone for file in mine) else 1
+        missing = [rank for rank in range(max(run.ranks, len(ranks), least)) if rank not in ranks]
+        if missing and not ranks:
+            yield f"{rule.name_of(0, len(missing))} is missing: {rule.why} begin anew"
+        elif missing:
             names = [rule.name_of(rank, len(ranks) + len(missing)) for rank in missing]
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             of = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:8]))}"

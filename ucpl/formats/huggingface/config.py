@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
-from ucpl.extents import Key, StoredTensor
+from ucpl.extents import StoredTensor, key_text
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.model_texts import WrittenTexts, carried_texts
 from ucpl.formats.huggingface.demands import with_vocabulary
@@ -37,7 +37,7 @@ def written(source: Checkpoint, targets: Sequence[StoredTensor]) -> WrittenTexts
     texts = {name: text for name, text in texts.items() if name not in left}
     notes: tuple[str, ...] = ()
     if (config := texts.get(CONFIG)) is not None:
-        stored = {_name(target.key): target.shape for target in targets}
+        stored = {key_text(target.key): target.shape for target in targets}
         texts[CONFIG], notes = rewritten(config, source, targets, stored)
     return WrittenTexts(texts, notes, left)
 
@@ -67,10 +67,6 @@ def rewritten(
     return config, (*notes, *((note,) if note else ()))
 
 
-def _name(key: Key) -> str:
-    return "/".join(map(str, key))
-
-
 def _without_quantisation(
     value: dict[str, Json], source: Checkpoint | None, targets: Sequence[StoredTensor]
 ) -> Iterable[str]:
@@ -78,8 +74,8 @@ def _without_quantisation(
 
     A loader would look for quantised weights.
     """
-    had = source is not None and any(_name(key).endswith(_SCALES) for _, key in source.extents)
-    if not had or any(_name(t.key).endswith(_SCALES) for t in targets):
+    had = source is not None and any(key_text(key).endswith(_SCALES) for _, key in source.extents)
+    if not had or any(key_text(t.key).endswith(_SCALES) for t in targets):
         return
     if value.pop("quantization_config", None) is not None:
         yield "config.json: quantization_config is left out, since the weights are not quantised any more"

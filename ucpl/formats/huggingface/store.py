@@ -35,7 +35,15 @@ from ucpl.extents import (
 from ucpl.extents.account import NotRead
 from ucpl.files.checkpoint import Checkpoint, Skeleton
 from ucpl.files.header_watch import watched
-from ucpl.files.model_texts import TEXT_BYTES_MAX, TEXTS, carried_texts, config_of, read_texts, version_of
+from ucpl.files.model_texts import (
+    TEXT_BYTES_MAX,
+    TEXTS,
+    carried_texts,
+    config_of,
+    damaged_texts,
+    read_texts,
+    version_of,
+)
 from ucpl.files.read_ahead import ahead
 from ucpl.files.texts import check_inside, is_inside, names_like, read_small
 from ucpl.files.unknown import unknown_keys
@@ -301,6 +309,7 @@ class _Folder:
         self.not_read += [one for part in parts for one in part.unread]
         texts, more = read_texts(self.root) if top.is_dir() else ({}, [])
         self.not_read += more
+        self.told += damaged_texts(texts)
         empty = {name: extent for name, extent in self.found.items() if extent.numel == 0}
         blobs: dict[str, object] = {TEXTS: texts} if texts else {}
         if empty:

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from attrs import field
 
 from ucpl.errors import Label, fail
-from ucpl.extents import DTYPES, Key, StorageRef, StoredTensor, Structure, TensorRef, key_text
+from ucpl.extents import DTYPES, StorageRef, StoredTensor, Structure, TensorRef, key_text
 from ucpl.files.carrying import strides
 from ucpl.files.checkpoint import Checkpoint, Skeleton, SkeletonFile
 from ucpl.files.model_texts import carried_files
@@ -84,7 +84,7 @@ class Shards:
                 for alias, owner in shared.items():
                     if place[owner] == i:
                         storage_of[alias] = storage_of[owner]
-                        second[_name(self.targets[alias].key)] = names[owner]
+                        second[key_text(self.targets[alias].key)] = names[owner]
                 inside = {t.name for t in shard}
                 second |= {a: o for a, o in self.structure.aliases.items() if o in inside and a not in inside}
                 metadata = {"format": "pt"} | ({ALIASES: json.dumps(second, sort_keys=True)} if second else {})
@@ -105,7 +105,7 @@ class Shards:
                 fail("E397", f"the layout writes {target.file}: weights of a Hugging Face folder are .safetensors files",
                      Label(target.file, where=key_text(target.key)))  # fmt: skip
             if target.shares is None:
-                out.setdefault(target.file, []).append(_tensor(t, _name(target.key), target.dtype, target.shape))
+                out.setdefault(target.file, []).append(_tensor(t, key_text(target.key), target.dtype, target.shape))
         noted = Value(self.source.top, self.source.top.name, (), self.source.state.blobs).find(EMPTY)
         for name, value in noted.named() if noted is not None else ():
             one = Empty.of(value)
@@ -124,10 +124,6 @@ def _tensor(target: int, name: str, dtype: str, shape: tuple[int, ...]) -> _Tens
         numel *= n
     ref = TensorRef(StorageRef(name, dtype, numel), 0, shape, strides(shape))
     return _Tensor(target, name, ref, numel * DTYPES[dtype].itemsize)
-
-
-def _name(key: Key) -> str:
-    return "/".join(map(str, key))
 
 
 def _natural(name: str) -> tuple[tuple[int, int, str], ...]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ucpl.language import nodes
     from ucpl.layout import Layout
 
+_LAYOUTS = "megatron_core(tp=2), or megatron_legacy(tp=2)"
 _BUCKETS = "dp_reshardable"  # the optimizer in the buckets of ranks
 
 
@@ -38,6 +39,14 @@ class Megatron(Format):
     has_client_state = True
     is_of_iterations = True
 
+    def known_globals(self) -> frozenset[str]:
+        from ucpl.formats.megatron.classes import KNOWN_GLOBALS
+
+        return KNOWN_GLOBALS
+
+    def describes(self, checkpoint: Checkpoint) -> bool:
+        return True
+
     def registered(self, names: tuple[str, ...]) -> tuple[str, ...]:
         from ucpl.formats.megatron.orders import registered
 
@@ -50,8 +59,9 @@ class Megatron(Format):
 
     def advice(self, source: Checkpoint, structure: Structure) -> tuple[str, ...]:
         from ucpl.formats.megatron.groups import decay_advice
+        from ucpl.formats.optimizer_hypers import members_without_states
 
-        return decay_advice(source, structure)
+        return (*decay_advice(source, structure), *members_without_states(source, structure))
 
 
 class MegatronCoreFormat(Megatron):
@@ -59,6 +69,11 @@ class MegatronCoreFormat(Megatron):
     title = "a folder of Megatron-Core"
     place = 60
     layouts = ("megatron_core",)
+    hints = (
+        ("megatron", _LAYOUTS),
+        ("mcore", _LAYOUTS),
+        ("torch_dist", _LAYOUTS),
+    )
     settings = ("tp", "pp", "masters", "master", "stacked", "step", "optimizer", "ep", "vpp", "dp")
     forms = ("dcp",)
     has_chunks = True
@@ -71,14 +86,6 @@ class MegatronCoreFormat(Megatron):
         from ucpl.formats.megatron.core import MegatronCore as Store
 
         return Store()
-
-    def known_globals(self) -> frozenset[str]:
-        from ucpl.formats.megatron.classes import KNOWN_GLOBALS
-
-        return KNOWN_GLOBALS
-
-    def describes(self, checkpoint: Checkpoint) -> bool:
-        return True
 
     def stored(self, base: Base, checkpoint: Checkpoint) -> Extended:
         from ucpl.formats.megatron.core_layouts import stored
@@ -93,7 +100,7 @@ class MegatronCoreFormat(Megatron):
     def needs_modules(self, settings: Mapping[str, object]) -> bool:
         return settings.get("optimizer") == _BUCKETS
 
-    def job(self, settings: Mapping[str, object]) -> str:
+    def job(self, source: Checkpoint, settings: Mapping[str, object]) -> str:
         if self.needs_modules(settings):
             return f"ranks with {_options(settings, 'tp', 'pp', 'ep')}"
         return "any number of ranks, at any tensor and pipeline parallel sizes"
@@ -142,14 +149,6 @@ class MegatronFSDPFormat(Megatron):
 
         return Store()
 
-    def known_globals(self) -> frozenset[str]:
-        from ucpl.formats.megatron.classes import KNOWN_GLOBALS
-
-        return KNOWN_GLOBALS
-
-    def describes(self, checkpoint: Checkpoint) -> bool:
-        return True
-
     def stored(self, base: Base, checkpoint: Checkpoint) -> Extended:
         from ucpl.formats.megatron.fsdp_layouts import stored
 
@@ -159,6 +158,9 @@ class MegatronFSDPFormat(Megatron):
         from ucpl.formats.megatron.fsdp_layouts import target
 
         return target(base, source)
+
+    def job(self, source: Checkpoint, settings: Mapping[str, object]) -> str:
+        return "ranks with --use-megatron-fsdp --ckpt-format fsdp_dtensor"
 
     def needs_modules(self, settings: Mapping[str, object]) -> bool:
         return True
@@ -211,7 +213,7 @@ class MegatronLegacyFormat(Megatron):
 
         return target(base, source)
 
-    def job(self, settings: Mapping[str, object]) -> str:
+    def job(self, source: Checkpoint, settings: Mapping[str, object]) -> str:
         return f"ranks with {_options(settings, 'tp', 'pp', 'ep')}"
 
     def value_dropped(self, name: str, settings: Mapping[str, object]) -> str:

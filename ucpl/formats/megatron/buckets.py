@@ -10,6 +10,7 @@ anything is converted.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from math import prod
@@ -29,10 +30,10 @@ __all__ = [
     "WORDS",
     "Bucket",
     "ChunkBox",
-    "Grid",
+    "RankGrid",
     "ParameterRun",
     "RankShares",
-    "Stage",
+    "ChunkLayers",
     "buckets_in",
     "runs_of",
 ]
@@ -97,7 +98,7 @@ class ParameterRun:
 
 
 @frozen
-class Grid:
+class RankGrid:
     """Ranks of one optimizer.
 
     Tp x ep x pp groups, tp the fastest.
@@ -114,7 +115,7 @@ class Grid:
 
 
 @frozen
-class Stage:
+class ChunkLayers:
     """Layers of a rank in one model chunk, and the model's ends."""
 
     layers: range
@@ -195,6 +196,32 @@ class RankShares:
                     copied |= dict.fromkeys(box.name for box in run.boxes)
         return out, list(copied)
 
+    def check_states(self) -> None:
+        """Check that all buckets of an optimizer have the same states.
+
+        Raises: UcplError E533 for a state of a single bucket, which runs of copies would not meet.
+        """
+        states = {b.chain: {s for o in self.buckets if o.chain == b.chain for s in o.states} for b in self.buckets}
+        sizes = Counter(self.metadata.tensors[e].shape for b in self.buckets for e in b.states.values())
+        for bucket in self.buckets:
+            lacking = sorted(states[bucket.chain] - bucket.states.keys())
+            size = max((self.metadata.tensors[e].shape for e in bucket.states.values()), key=lambda shape: sizes[shape])
+            odd = next((e for e in bucket.states.values() if self.metadata.tensors[e].shape != size), None)
+            if not lacking and odd is None:
+                continue
+            owner = next(
+                b for b in self.buckets if b.chain == bucket.chain and (odd is not None or lacking[0] in b.states)
+            )
+            entry = odd or owner.states[lacking[0]]
+            fail(
+                "E533",
+                f"`{entry}` is a state of some buckets alone"
+                if odd is None
+                else f"`{entry}` is no state of a complete bucket",
+                Label(str(self.root / METADATA), where=entry),
+                remedy="--weights-alone converts the weights",
+            )
+
     # ---- which ranks there are ---------------------------------------------------------------------------------------
 
     def of_chain(self, chain: int) -> list[ParameterRun]:
@@ -209,7 +236,7 @@ class RankShares:
         found = None
         is_dense = all(b.group < groups for b in mine)
         if is_dense and tp * ep and groups % (tp * ep) == 0 and not (experts and experts % ep):
-            found = self.on_grid(mine, names, Grid(tp, ep, groups // (tp * ep), experts))
+            found = self.on_grid(mine, names, RankGrid(tp, ep, groups // (tp * ep), experts))
         if found is not None:
             self.stages = self.stages or groups // (tp * ep)
             return found
@@ -225,7 +252,7 @@ class RankShares:
             " (--ckpt-format torch), and convert that folder; or --weights-alone",
         )
 
-    def on_grid(self, mine: Sequence[Bucket], names: Sequence[str], grid: Grid) -> list[ParameterRun] | None:
+    def on_grid(self, mine: Sequence[Bucket], names: Sequence[str], grid: RankGrid) -> list[ParameterRun] | None:
         """Runs of all buckets of one optimizer on this grid, or None."""
         buffers = sorted({b.buffer for b in mine})
         out: list[ParameterRun] = []
@@ -236,7 +263,7 @@ class RankShares:
                 left = self.layers - done
                 each = self.layers // (grid.pp * len(buffers))  # most often; else as many as fit
                 for count in [left] if is_last else dict.fromkeys([min(each, left), *range(left + 1)]):
-                    here = Stage(range(done, done + count), stage == 0 and chunk == 0, is_last)
+                    here = ChunkLayers(range(done, done + count), stage == 0 and chunk == 0, is_last)
                     found = self.on_stage([b for b in mine if b.buffer == buffer], names, grid, stage, here)
                     if found is not None:
                         break
@@ -247,7 +274,7 @@ class RankShares:
         return out
 
     def on_stage(
-        self, mine: Sequence[Bucket], names: Sequence[str], grid: Grid, stage: int, here: Stage
+        self, mine: Sequence[Bucket], names: Sequence[str], grid: RankGrid, stage: int, here: ChunkLayers
     ) -> list[ParameterRun] | None:
         out: list[ParameterRun] = []
         for ep in range(grid.ep):
@@ -294,7 +321,7 @@ class RankShares:
     # ---- parameters of a rank ----------------------------------------------------------------------------------------
 
     def parameters(
-        self, names: Sequence[str], here: Stage, grid: Grid, rank: tuple[int, int]
+        self, names: Sequence[str], here: ChunkLayers, grid: RankGrid, rank: tuple[int, int]
     ) -> list[tuple[ChunkBox, ...]] | None:
         """The boxes of each parameter of a rank, in order of registration.
 

@@ -26,10 +26,10 @@ from ucpl.formats.megatron.buckets import (
     WORDS,
     Bucket,
     ChunkBox,
-    Grid,
+    ChunkLayers,
     ParameterRun,
+    RankGrid,
     RankShares,
-    Stage,
 )
 from ucpl.formats.megatron.legacy_buffers import BufferParameter, buckets_of
 from ucpl.formats.megatron.roles import COMPLETE, MASTERS
@@ -162,7 +162,7 @@ class _Shares(RankShares):
             )
 
     def on_stage(
-        self, mine: Sequence[Bucket], names: Sequence[str], grid: Grid, stage: int, here: Stage
+        self, mine: Sequence[Bucket], names: Sequence[str], grid: RankGrid, stage: int, here: ChunkLayers
     ) -> list[ParameterRun] | None:
         self.is_first = here.is_first
         is_tied = grid.pp > 1 and not any(name.startswith(HEAD) for name in names)

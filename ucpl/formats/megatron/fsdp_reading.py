@@ -13,7 +13,7 @@ from ucpl.extents import Extent, Key, NamedTensor, ParameterGroup, Setting
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.formats.dcp import reading
 from ucpl.formats.dcp.metadata import METADATA, read_metadata
-from ucpl.formats.leaving import EMPTY
+from ucpl.formats.leaving import EMPTY, OPTIMIZER_VALUES
 from ucpl.formats.megatron import fsdp_names as names
 from ucpl.formats.megatron.folder import Step
 from ucpl.formats.megatron.groups import is_expert
@@ -74,6 +74,8 @@ def opened(step: Step) -> Checkpoint:
         blobs[RNG] = carried.pop("rng_state")
     if isinstance(empty := blobs.get(EMPTY), dict):
         blobs[EMPTY] = {names.in_modules(str(name).removeprefix(lead)): one for name, one in empty.items()}
+    if isinstance(others := blobs.get(OPTIMIZER_VALUES), dict):
+        blobs[OPTIMIZER_VALUES] = _in_modules(others, places)
     part_own(carried)
     numbers = arguments_in(held)
     _check_all_stages(numbers, [place.name for place in places.values()], held.root)
@@ -179,6 +181,21 @@ def _told(entry: str, prefix: str, states: str) -> tuple[str, str]:
 
 def _renamed(values: Mapping[str, _T], places: Mapping[str, TensorPlace]) -> dict[str, _T]:
     return {places[name].name: value for name, value in values.items() if name in places}
+
+
+def _in_modules(
+    others: Mapping[str, Mapping[str, object]], places: Mapping[str, TensorPlace]
+) -> dict[str, dict[str, object]]:
+    """States of other forms by names of modules.
+
+    Those of a half end with its mark.
+    """
+    out: dict[str, dict[str, object]] = {}
+    for name, states in others.items():
+        place = places[name]
+        mark = "" if place.half is None else names.HALVES[place.half]
+        out.setdefault(place.name, {}).update({f"{state}{mark}": value for state, value in states.items()})
+    return out
 
 
 def _dtype(states: str, numbers: Mapping[object, object]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from functools import cached_property
+from typing import NoReturn
 
 from ucpl.errors import Label, fail
 from ucpl.extents import StoredTensor, Structure
@@ -65,6 +66,7 @@ class _Writer(CoreWriter):
     def folder(self, tag: str | None) -> Skeleton:
         self.tensors()
         self.empty()
+        self.other_states()
         self.metas()
         for steps, value in leaves((), self.carried()):
             self.value(steps, value)
@@ -87,12 +89,7 @@ class _Writer(CoreWriter):
         match = _STATE.fullmatch(name)
         tensor, state = (match["name"], match["state"]) if match is not None else (name, MASTER)
         if state != MASTER and state not in _KNOWN_STATES:
-            fail(
-                "E471",
-                f"`{state}` of `{tensor}`: Megatron-FSDP saves the states of Adam",
-                Label(METADATA, where=name),
-                remedy=f"--drop {state} leaves it out",
-            )
+            _reject(state, tensor)
         made = self.named(tensor)
         if tensor in self.gated:
             rows = whole[0] // 2
@@ -123,6 +120,12 @@ class _Writer(CoreWriter):
 
     # ---- values that are no tensors of the model
     # -----------------------------------------------------------------------
+
+    def other_states(self) -> None:
+        """Raises: UcplError E471."""
+        for name, states in self.others.items():
+            for state in states:
+                _reject(str(state), name)
 
     def metas(self) -> None:
         """Write the hyper-parameters of each parameter, with its steps.
@@ -159,3 +162,13 @@ class _Writer(CoreWriter):
 
     def values_of_run(self) -> None:
         self.keep({key: one for key, one in self.source.state.blobs.items() if key != RNG})
+
+
+def _reject(state: str, name: str) -> NoReturn:
+    """Raises: UcplError E471."""
+    fail(
+        "E471",
+        f"`{state}` of `{name}`: Megatron-FSDP saves the states of Adam",
+        Label(METADATA, where=name),
+        remedy=f"--drop {state} leaves it out",
+    )

@@ -123,7 +123,7 @@ def by_rule(
     *,
     experts_apart: bool,
     norms_decay: bool,
-    tensors: Iterable[Extent] = (),
+    tensors: Iterable[Extent],
 ) -> list[ParameterGroup]:
     """Parameters in groups as Megatron makes them.
 

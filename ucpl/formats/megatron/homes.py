@@ -7,7 +7,7 @@ from attrs import field
 from ucpl.files.checkpoint import Checkpoint, Own
 from ucpl.records import frozen
 
-__all__ = ["Core", "LegacyHome", "Legacy", "BufferRun", "Stage", "core_of", "legacy_of"]
+__all__ = ["Core", "LegacyHome", "Legacy", "BufferRun", "StageGroups", "core_of", "legacy_of"]
 
 
 @frozen
@@ -39,7 +39,7 @@ class BufferRun:
 
 
 @frozen
-class Stage:
+class StageGroups:
     """The numbers of a stage's optimizer that is not distributed.
 
     Parameters by group.
@@ -63,7 +63,7 @@ class Legacy(Own):
     optimizer: str
     homes: dict[str, tuple[LegacyHome, ...]] = field(factory=dict)  # by tensor
     runs: tuple[BufferRun, ...] = ()
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[StageGroups, ...] = ()
     chained: bool = False  # dense parameters and experts have optimizers of their own
 
     def renamed(self) -> None:

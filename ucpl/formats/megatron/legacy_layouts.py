@@ -61,14 +61,14 @@ def lines(legacy: Legacy, shardings: Mapping[str, Sharding], states: Iterable[st
         axes = pattern(shardings[name]) if name in shardings else (nodes.Rest(),)
         said = " ".join(map(print_axis, axes))
         for home in homes:
-            where = _at(legacy, home.stage, home.ep)
+            where = at_ranks(legacy, home.stage, home.ep)
             out.append(f"  {quote(name)} = {said}{where} in weights as {quote('/'.join(home.key))}")
     present = set(states)
     others = sorted(present - {"fp32"})
     for number, run in enumerate(legacy.runs):
         group = f"run{number}"
         out.append(f"  group {group} = {', '.join(map(quote, run.members))}")
-        where = _at(legacy, run.stage, None if run.is_expert or legacy.ep == 1 else 0)
+        where = at_ranks(legacy, run.stage, None if run.is_expert or legacy.ep == 1 else 0)
         end = "" if run.bucket is None else f"/{run.bucket}"
         flat = f"for {group} = {'like' if run.apart else 'trim(flat(pad(each, 64)))'}"
         end += "/{name}" if run.apart else ""
@@ -91,7 +91,7 @@ def _numbered(
     """State lines of torch's optimizers, by their numbers, group by group."""
     groups, of_experts = held
     out = []
-    where = _at(legacy, stage, None)
+    where = at_ranks(legacy, stage, None)
     names = {g: f"stage{stage}.{g}" for g, members in enumerate(groups) if members}
     for g, name in names.items():
         out.append(f"  group {quote(name)} = {', '.join(map(quote, groups[g]))}")
@@ -114,6 +114,6 @@ def _numbered(
     return out
 
 
-def _at(legacy: Legacy, stage: int, ep: int | None) -> str:
+def at_ranks(legacy: Legacy, stage: int, ep: int | None) -> str:
     pp = f" at pp[{stage}]" if legacy.pp > 1 else ""
     return pp + (f" at ep[{ep}]" if legacy.ep > 1 and ep is not None else "")

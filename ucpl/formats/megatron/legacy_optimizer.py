@@ -20,7 +20,7 @@ from ucpl.files.torch_files import TorchFile
 from ucpl.files.values import Value
 from ucpl.formats.megatron import legacy_names as names
 from ucpl.formats.megatron.groups import decays_norms, has_no_decay, has_own_rate, is_decoupled
-from ucpl.formats.megatron.homes import BufferRun, Legacy, Stage
+from ucpl.formats.megatron.homes import BufferRun, Legacy, StageGroups
 from ucpl.formats.megatron.legacy_buffers import ALIGNED, BufferParameter, SavedBucket, buckets_of
 from ucpl.formats.megatron.legacy_grouped import views
 from ucpl.formats.megatron.legacy_modules import Local, Modules
@@ -47,7 +47,7 @@ class Optimizer:
     scalar_extents: dict[str, dict[str, Extent]] = field(factory=dict)
     states: tuple[str, ...] = ()
     runs: list[BufferRun] = field(factory=list)
-    stages: list[Stage] = field(factory=list)
+    stages: list[StageGroups] = field(factory=list)
     chained: bool = False
     rest: dict[str, object] = field(factory=dict)  # grad_scaler and its like, of the first rank
 
@@ -511,7 +511,7 @@ def _numbered(
             one.name for (tp, s, _), held in modules.of.items() if s == stage and tp == 0 for one in held
         )
         groups = tuple(tuple(n for n in registered if n in set(names_in)) for names_in in members)
-        made.stages.append(Stage(groups, tuple(bool(g.at) for g in found)))
+        made.stages.append(StageGroups(groups, tuple(bool(g.at) for g in found)))
     for place, part in ranks.parts.items():
         local = {one.name: one for one in modules.of[place]}
         top = ranks.top(place).at("optimizer")

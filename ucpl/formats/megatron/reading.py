@@ -231,6 +231,8 @@ class _Dist(Opened):
                 has_ends=self.sharding_type() == _WITH_ENDS,
             )
         )
+        if whole is None:
+            shares.check_states()
         pieces: dict[str, dict[Key, Extent]] = {}
 
         def shares_of(run: ParameterRun, entry: str) -> Iterator[tuple[ChunkBox, Extent, int]]:

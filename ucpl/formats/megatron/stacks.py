@@ -15,6 +15,7 @@ from attrs import evolve, field
 from ucpl.extents import Extent, Key, NamedTensor, ParameterGroup
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.formats.dcp.metadata import METADATA
+from ucpl.formats.leaving import OPTIMIZER_VALUES, with_names
 from ucpl.formats.megatron.groups import is_expert
 from ucpl.formats.megatron.homes import core_of
 from ucpl.formats.megatron.legacy_arguments import arguments_in
@@ -297,12 +298,17 @@ def apart(checkpoint: Checkpoint, templates: Mapping[str, str]) -> Checkpoint:
         _parted(t, one, known) for t in checkpoint.state.tensors if not rows.get(t.name) for one in names_of(t.name)
     )
     state = checkpoint.state
+    blobs = {**state.blobs}
+    if OPTIMIZER_VALUES in blobs:
+        parts = {one: (t.name,) for t in state.tensors for one in names_of(t.name)}
+        blobs[OPTIMIZER_VALUES] = with_names(blobs[OPTIMIZER_VALUES], parts, checkpoint.top)
     return evolve(
         checkpoint,
         extents=extents,
         state=evolve(
             state,
             tensors=tensors,
+            blobs=blobs,
             groups=tuple(
                 ParameterGroup(g.name, tuple(dict.fromkeys(one for m in g.members for one in names_of(m))), g.hyper)
                 for g in state.groups

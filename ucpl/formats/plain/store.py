@@ -76,7 +76,7 @@ class Plain:
             if error.is_of_the_disk:
                 raise
             return False
-        return isinstance(value, dict) and isinstance(value.get("params"), dict)
+        return isinstance(value, dict) and _is_plain(value.get("params"))
 
     def open(self, path: Path) -> Checkpoint:
         """Read the headers of a plain file, or of the folder's plain.pt.
@@ -91,6 +91,14 @@ class Plain:
     ) -> Skeleton:
         """The one file of a target. Raises: UcplError E471."""
         return _skeleton(structure, targets, source)
+
+
+def _is_plain(params: object) -> bool:
+    """Test for parameters with states, each a dict.
+
+    A state dict of a script has tensors under this key.
+    """
+    return isinstance(params, dict) and (not params or any(isinstance(one, dict) for one in params.values()))
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -170,7 +178,9 @@ class _Opened:
             state=evolve(
                 state,
                 tensors=tuple(tensors[name] for name in dict.fromkeys((*order, *tensors)) if prod(tensors[name].shape)),
-                aliases=self.aliases(shapes),
+                aliases=self.aliases(
+                    {name: shape for name, (shape, _) in shapes.items()} | {n: t.shape for n, t in buffers.items()}
+                ),
             ),
             files=(part.file,),
             remarks=() if self.value.find("groups") else ("no parameter groups are stated: no lr, no weight decay",),
@@ -181,7 +191,7 @@ class _Opened:
         is_other = called is not None and any(called.value in t.states for t in made.state.tensors)
         return renamed(made, str(called.value), called.origin) if called is not None and is_other else made
 
-    def aliases(self, shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> dict[str, str]:
+    def aliases(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
         """Second names, except those of empty tensors.
 
         Empty tensors are in no plan; each of their names is noted separately.
@@ -189,8 +199,8 @@ class _Opened:
         out = {}
         for alias, owner in self.named("aliases").items():
             if owner.text() not in shapes or alias in shapes:
-                owner.wrong("a parameter, and its key a second name of it")
-            if prod(shapes[owner.text()][0]):
+                owner.wrong("a parameter or buffer, and its key a second name of it")
+            if prod(shapes[owner.text()]):
                 out[alias] = owner.text()
         return out
 
@@ -305,6 +315,8 @@ class _Opened:
         second = {alias: weights.get(owner.text()) for alias, owner in self.named("aliases").items()}
         found += [(alias, one, False) for alias, one in second.items() if isinstance(one, TensorRef)]
         found += [(name, one, True) for name, one in buffers.items()]
+        of_buffers = {alias: buffers.get(owner.text()) for alias, owner in self.named("aliases").items()}
+        found += [(alias, one, True) for alias, one in of_buffers.items() if one is not None]
         return {name: self.empty(name, one, is_buffer) for name, one, is_buffer in found if prod(one.shape) == 0}
 
     def empty(self, name: str, weight: TensorRef, is_buffer: bool) -> dict[str, object]:

@@ -26,7 +26,7 @@ class TorchFileFormat(Format):
         ("state_dict", _LAYOUTS),
     )
     settings = ("file", "optimizer_file", "model", "optimizer", "scheduler", "wrap", "masters", "master_list")
-    reads = ("order", "model", "optimizer", "optimizer_file", "wrap")
+    reads = ("order", "model", "optimizer", "wrap")
     own_settings = frozenset(("optimizer_file", "model", "optimizer", "scheduler", "wrap", "master_list"))
     forms = ("torch",)
     has_optimizer = True
@@ -56,10 +56,12 @@ class TorchFileFormat(Format):
         return "a state dict alone has no place for it" if is_left else ""
 
     def advice(self, source: Checkpoint, structure: Structure) -> tuple[str, ...]:
-        from ucpl.formats.optimizer_hypers import NUMBERED, frozen_in_no_group
+        from ucpl.formats.optimizer_hypers import NUMBERED, frozen_in_no_group, masters_as_states
 
-        is_alone = self.has_tensors_alone(structure.settings)
-        return () if is_alone else frozen_in_no_group(source, structure, NUMBERED)
+        if self.has_tensors_alone(structure.settings):
+            return ()
+        masters = () if structure.settings.get("master_list") else masters_as_states(source, structure)
+        return (*frozen_in_no_group(source, structure, NUMBERED), *masters)
 
     def known_globals(self) -> frozenset[str]:
         from ucpl.formats.torch_dicts import VALUES

@@ -34,13 +34,12 @@ from ucpl.files.checkpoint import Checkpoint, Order, Skeleton
 from ucpl.files.demands import Demands
 from ucpl.files.pickles import attributes_of
 from ucpl.files.plain_values import decode
-from ucpl.files.scalars import number_of
 from ucpl.files.skipping import skips_optimizer
 from ucpl.files.torch_files import TorchFile
 from ucpl.files.values import Value
-from ucpl.formats.leaving import EMPTY, OPTIMIZERS
 from ucpl.formats.leaving import EXTRA as MODULE_EXTRA
-from ucpl.formats.torch_dicts import Dicts, Named, dicts_of, is_average, is_model, is_schedule, named_tensors
+from ucpl.formats.leaving import OPTIMIZERS
+from ucpl.formats.torch_dicts import Dicts, Named, dicts_of, is_average, is_model, is_schedule, joined, named_tensors
 from ucpl.formats.torch_file.masters import MasterList, masters_in
 from ucpl.formats.torch_file.modules import not_read_in, read
 from ucpl.formats.torch_file.writing import ENVELOPE, MASTER, MODEL, NAME, OPTIMIZER, OTHERS, skeleton_of
@@ -52,7 +51,9 @@ from ucpl.formats.torch_optimizer import (
     fits,
     is_conventional,
     named_optimizers,
+    noted_empty,
     read_facts,
+    trains_all,
 )
 from ucpl.records import define
 
@@ -60,6 +61,7 @@ __all__ = ["TorchFiles"]
 
 _SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".tar")
 _FILES_MAX = 32  # files of a folder that are looked at
+_SHOWN = 6  # dicts that an error names
 _CALLED = ("model", "state_dict", "model_state_dict", "module", "net", "network", "weights", "params", "app")
 _LIGHTNING = "pytorch-lightning_version"  # a key of each checkpoint of Lightning's Trainer
 _TRAINED = "current_model_state"  # of its callbacks that average weights: `state_dict` has the averages then
@@ -84,8 +86,7 @@ class TorchFiles:
 
         arguments: those of the source's call. Raises: UcplError E439, E446, E447, E466.
         """
-        said = dict(arguments or {})
-        return _Opened(path, _with_optimizer(_parts(path), said.get("optimizer_file")), said).checkpoint(order)
+        return _Opened(path, _parts(path), dict(arguments or {})).checkpoint(order)
 
     def skeleton(
         self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None
@@ -110,19 +111,6 @@ def _parts(path: Path) -> tuple[TorchFile, ...]:
     return (*models, *(part for part in parts if part is not models[0])) if len(models) == 1 else ()
 
 
-def _with_optimizer(parts: tuple[TorchFile, ...], said: object) -> tuple[TorchFile, ...]:
-    """The files, and the optimizer's that a call names.
-
-    Its path is relative to the model's folder. Raises: UcplError E439 if it has no state of an optimizer.
-    """
-    if not (isinstance(said, str) and said and parts) or any(part.file == said for part in parts):
-        return parts
-    made = read(parts[0].path.parent, said)
-    if not dicts_of(Value.of(made)).optimizers:
-        fail("E439", f"{said} has no state of an optimizer", Label(str(made.path)))
-    return (*parts, made)
-
-
 def _is_ours(part: TorchFile) -> bool:
     held = part.value
     if not isinstance(held, dict) or (ENVELOPE not in held and not OTHERS.isdisjoint(held)):
@@ -145,8 +133,7 @@ class _Opened:
     top: Path
     parts: tuple[TorchFile, ...]  # the model's first
     said: dict[str, object]
-    place: Key = ()  # of the model
-    model: Value | None = None
+    models: dict[Key, Value] = field(factory=dict)  # by place; several are read as one
     named: Named | None = None
     optimizers: dict[Key, Value] = field(factory=dict)
     optimizer_part: TorchFile | None = None
@@ -180,17 +167,16 @@ class _Opened:
                 "E439",
                 f"{self.part.file} has the state of an optimizer, and no model",
                 Label(str(self.part.path), where=key_text(next(iter(found.optimizers), ()))),
-                remedy="name the file of the model, or the folder with both files",
+                remedy="name the file of the model, the folder with both files, or both, as MODEL.pt+OPTIMIZER.pt",
             )
-        self.place = self.chosen_model(found)
-        self.model = found.models[self.place]
-        self.named = self.names(self.model)
+        self.models = {place: found.models[place] for place in self.chosen_models(found)}
+        self.named = self.names()
         if found.optimizers and skips_optimizer(*(key_text(place) or OPTIMIZER for place in found.optimizers)):
             self.skipped = tuple(found.optimizers)
             found = Dicts(found.models)
         self.optimizers = self.chosen_optimizers(found, self.named, order)
         for kind, all_, mine in (
-            ("model", found.models, {self.place}),
+            ("model", found.models, {*self.models}),
             ("optimizer", found.optimizers, {*self.optimizers}),
         ):
             for place in all_:
@@ -202,18 +188,26 @@ class _Opened:
         """True for a file of Lightning's Trainer."""
         return isinstance(self.part.value, dict) and _LIGHTNING in self.part.value
 
-    def names(self, model: Value) -> Named:
+    def names(self) -> Named:
         wrap = self.said.get("wrap")
-        made = named_tensors(model, wrap if isinstance(wrap, str) else None, any_lead=self.is_lightning)
-        if made.lead:
-            self.notes.append(f"names are without `{made.lead}`, with which all names of the file begin")
-        return made
+        lead = wrap if isinstance(wrap, str) else None
+        made = {place: named_tensors(one, lead, any_lead=self.is_lightning) for place, one in self.models.items()}
+        for place, one in made.items():
+            if one.lead:
+                where = f"`{key_text(place)}`" if len(made) > 1 else "the file"
+                self.notes.append(f"names are without `{one.lead}`, with which all names of {where} begin")
+        return joined(made) if len(made) > 1 else next(iter(made.values()))
 
-    def chosen_model(self, found: Dicts) -> Key:
-        """The place of the model. Raises: UcplError E447."""
+    def chosen_models(self, found: Dicts) -> list[Key]:
+        """The place of the model.
+
+        Several are read as one. Raises: UcplError E447.
+        """
         asked = self.said.get("model")
         if asked:
-            return self.asked("model", str(asked), found.models)
+            known = {key_text(place) for place in found.models}
+            texts = [str(asked)] if str(asked) in known else [one.strip() for one in str(asked).split(",")]
+            return [self.asked("model", one, found.models) for one in texts]
         models = [place for place in found.models if not is_average(place)] or [*found.models]
         if self.is_lightning and (_TRAINED,) in models:
             models = [(_TRAINED,)]
@@ -224,12 +218,20 @@ class _Opened:
             called = [place for place in models if place and str(place[-1]) in _CALLED]
             models = called if len(called) == 1 else models
         if len(models) > 1:
-            self.several("model", [*map(key_text, models)], [*map(key_text, found.optimizers)])
-        return models[0]
+            first = named_tensors(found.models[models[0]])
+            its = sorted(found.optimizers, key=lambda place: not fits([found.optimizers[place]], first))
+            named = {place: named_tensors(found.models[place]) for place in models}
+            if len(its) == 1 and trains_all(next(iter(found.optimizers.values())), named):
+                self.notes.append(f"the optimizer trains {len(models)} models, which are read as one")
+                return models
+            self.several("model", [*map(key_text, models)], [*map(key_text, its)])
+        return models
 
     def chosen_optimizers(self, found: Dicts, named: Named, order: Order | None) -> dict[Key, Value]:
         """The optimizers of the model. Raises: UcplError E447."""
         asked = self.said.get("optimizer")
+        if asked == OPTIMIZER and len(found.optimizers) > 1 and (OPTIMIZER,) not in found.optimizers:
+            asked = asked if any(isinstance(place[-1], int) for place in found.optimizers) else None  # of a target
         if asked and found.optimizers and self.optimizer_part is None:
             keys = (str(asked), *(["optimizers"] if asked == OPTIMIZER else []))  # a target's list of several
             listed = {place: one for place, one in found.optimizers.items() if key_text(place[:-1]) in keys}
@@ -240,7 +242,9 @@ class _Opened:
         if len(found.optimizers) < 2 or order is not None or fits([*found.optimizers.values()], named):
             return found.optimizers
         mine = {place: one for place, one in found.optimizers.items() if fits([one], named)}
-        if len(mine) != 1:
+        others = [named_tensors(one) for place, one in found.models.items() if place not in self.models]
+        rest = [one for place, one in found.optimizers.items() if place not in mine]
+        if len(mine) != 1 or not all(any(fits([one], other) for other in others) for one in rest):
             self.several("optimizer", [*map(key_text, found.optimizers)])
         return mine
 
@@ -251,23 +255,35 @@ class _Opened:
         return place
 
     def several(self, kind: str, names: list[str], others: list[str] | None = None, missing: str = "") -> NoReturn:
-        shown = ", ".join(f"`{name}`" for name in names)
+        rest = len(names) - _SHOWN
+        shown = ", ".join(f"`{name}`" for name in names[:_SHOWN]) + f", and {rest} more" * (rest > 0)
         more = f', optimizer="{others[0]}"' if others and len(others) > 1 else ""
         message = (
-            f"no {kind} at `{missing}`; there are {shown}" if missing else f"{len(names)} dicts of a {kind}: {shown}"
+            f"no {kind} at `{missing}`; there are {shown}" if missing else f"{len(names)} dicts of {_a(kind)}: {shown}"
         )
+        all_of = f'; model="{",".join(names)}" reads all as one'
+        if kind == OPTIMIZER:
+            all_of = "; --order names.txt, with the parameters of all in their order, reads all"
         fail(
             "E447",
             f"{self.part.file} has {message}",
             Label(str(self.part.path), where=names[0]),
-            remedy=f"--from '{NAME}({kind}=\"{names[0]}\"{more})' reads one; the others are values of the run",
+            remedy=f"--from '{NAME}({kind}=\"{names[0]}\"{more})' reads one; the others are values of the run{all_of}",
         )
+
+    def stored_names(self) -> dict[Key, list[str]]:
+        """The names of each model's values, as stored.
+
+        They begin with the place of the model if there are several.
+        """
+        ways = {place: ".".join(map(str, place)) + "." if len(self.models) > 1 else "" for place in self.models}
+        return {place: [ways[place] + name for name, _ in model.named()] for place, model in self.models.items()}
 
     # ---- the checkpoint --------------------------------------------------------------------------------------------
 
     def checkpoint(self, order: Order | None) -> Checkpoint:
         self.choose(order)
-        assert self.model is not None and self.named is not None
+        assert self.named is not None
         named, part = self.named, self.part
         words = self.words()
         facts = self.facts(named, order, words)
@@ -298,27 +314,26 @@ class _Opened:
             carried_extents=self.others(facts),
             state=state,
             files=tuple(files),
-            not_read=tuple(one for p in self.parts for one in not_read_in(p)),
+            not_read=(*(one for p in self.parts for one in not_read_in(p)), *facts.not_read),
             notes=tuple(self.notes),
             remarks=tuple(self.notes),
             scalar_extents=facts.scalar_extents,
         )
 
     def words(self) -> dict[str, Value]:
-        """The optimizers by a place in a list, or a key."""
+        """The optimizers by their place in one list, or by their keys."""
         if len(self.optimizers) < 2:
             return dict(zip([""], self.optimizers.values(), strict=False))
-        return {str(place[-1]): one for place, one in self.optimizers.items()}
+        is_listed = len({place[:-1] for place in self.optimizers}) == 1 and all(
+            isinstance(place[-1], int) for place in self.optimizers
+        )
+        return {str(place[-1]) if is_listed else key_text(place): one for place, one in self.optimizers.items()}
 
     def facts(self, named: Named, order: Order | None, words: Mapping[str, Value]) -> OptimizerFacts:
         """The optimizers' states and groups. Raises: UcplError E446, E466."""
         if not words:
             return OptimizerFacts()
-        remedy = (
-            f"--from '{NAME}(order=\"names.json\")' gives the names in the optimizer's order;"
-            " --weights-alone leaves the optimizer out"
-        )
-        made = named_optimizers([*words.values()], named, order, remedy)
+        made = named_optimizers([*words.values()], named, order)
         shapes = {name: one.shape for name, one in named.tensors.items()}
         by_word: dict[str, NamedOptimizer] = dict(zip(words, made, strict=True))
         where = self.optimizer_part or self.part
@@ -358,7 +373,7 @@ class _Opened:
     def settings(self, facts: OptimizerFacts) -> dict[str, Setting]:
         part = self.part
         origin = f"the keys of {part.file}"
-        out = {"file": Setting(part.file, "its name"), "model": Setting(key_text(self.place), origin)}
+        out = {"file": Setting(part.file, "its name"), "model": Setting(",".join(map(key_text, self.models)), origin)}
         places = [*self.optimizers]
         if len(places) == 1:
             out["optimizer"] = Setting(key_text(places[0]), origin)
@@ -388,10 +403,10 @@ class _Opened:
         part, schedule = self.part, self.schedule()
         mine = {*self.optimizers, *self.skipped}
         of_masters = {self.masters.place} if self.masters is not None else set()
-        taken = {self.place, *(mine | of_masters if self.optimizer_part is None else ())}
+        taken = {*self.models, *(mine | of_masters if self.optimizer_part is None else ())}
         carried: dict[object, object] = {}
         blobs: dict[str, object] = {}
-        if self.place:
+        if () not in self.models:
             held = part.value if isinstance(part.value, dict) else {}
             for key, value in held.items():
                 rest = _without(value, (key,), taken)
@@ -427,25 +442,18 @@ class _Opened:
 
     def of_module(self, named: Named, facts: OptimizerFacts) -> dict[str, object]:
         """The state dict's order, attributes and tensors without elements."""
-        assert self.model is not None
-        out: dict[str, object] = {"module_names": [named.by_stored.get(name, name) for name, _ in self.model.named()]}
-        held = self.model.held
+        stored = [name for names in self.stored_names().values() for name in names]
+        out: dict[str, object] = {"module_names": [named.by_stored.get(name, name) for name in stored]}
+        held = next(iter(self.models.values())).held if len(self.models) == 1 else None
         is_as_stored = all(name == said for name, said in named.stored.items())
         if is_as_stored and isinstance(held, OrderedDict) and (attributes := attributes_of(held)):
             out["module_attributes"] = lifted(attributes, self.part.file)
-        listed = {name for group in facts.groups for name in group.every}
-        empty = {name: one for name, one in named.tensors.items() if not prod(one.shape)}
-        if empty:
-            out[EMPTY] = {
-                name: _empty(name, one, facts, is_buffer=bool(facts.groups) and name not in listed)
-                for name, one in empty.items()
-            }
-        return out
+        return out | noted_empty(named, facts)
 
     def others(self, facts: OptimizerFacts) -> dict[tuple[str, Key], Extent]:
         """Tensors within values of the run."""
-        assert self.named is not None
-        weights = {(*self.place, name) for name in self.named.by_stored}
+        tensors = {(*place, name): one.held for place, model in self.models.items() for name, one in model.named()}
+        weights = {key for key, one in tensors.items() if isinstance(one, TensorRef)}
         where = (self.optimizer_part or self.part).file
         out = {}
         for part in self.parts:
@@ -464,6 +472,10 @@ class _Nothing:
 
 
 _NOTHING = _Nothing()
+
+
+def _a(kind: str) -> str:
+    return f"an {kind}" if kind == OPTIMIZER else f"a {kind}"
 
 
 def _without(value: object, at: Key, taken: set[Key]) -> object:
@@ -499,13 +511,3 @@ def _idle(name: str, one: TensorRef, listed: set[str]) -> str:
         return "frozen"
     is_float = one.storage.dtype.startswith(_FLOATS)
     return "frozen" if is_float and is_conventional(name, one.shape) else "buffer"
-
-
-def _empty(name: str, one: TensorRef, facts: OptimizerFacts, *, is_buffer: bool) -> dict[str, object]:
-    """A tensor without elements, and its states, as every reader notes them."""
-    noted: dict[str, object] = {"dtype": one.storage.dtype, "shape": list(one.shape), "buffer": is_buffer}
-    numbers = {state: number_of(per.pop(name)) for state, per in facts.scalars.items() if name in per}
-    for per in facts.scalar_extents.values():
-        per.pop(name, None)
-    states = dict.fromkeys(facts.states.pop(name, ()), "f32")
-    return noted | ({"states": states} if states else {}) | ({"numbers": numbers} if numbers else {})

@@ -9,20 +9,19 @@ from pathlib import Path, PurePosixPath
 from attrs import field
 
 from ucpl.errors import Label, fail
-from ucpl.extents import Scalar, StoredTensor, Structure, key_text
+from ucpl.extents import StoredTensor, Structure, key_text
 from ucpl.files.carrying import Storages, by_place
 from ucpl.files.checkpoint import Checkpoint, Skeleton, SkeletonFile
 from ucpl.files.groups import has_groups_alone
 from ucpl.files.pickles import set_attributes, unsafe_globals
 from ucpl.files.plain_values import encode
-from ucpl.files.scalars import number_of
 from ucpl.files.values import Value
 from ucpl.formats.leaving import EMPTY, OPTIMIZERS, empty_tensors
 from ucpl.formats.leaving import EXTRA as MODULE_EXTRA
 from ucpl.formats.optimizer_hypers import completed
 from ucpl.formats.torch_dicts import VALUES, dicts_of, is_average, is_optimizer, is_wrapped
 from ucpl.formats.torch_file.masters import BY_GROUP, list_of
-from ucpl.formats.torch_optimizer import EXTRA, are_determined, state_dict_of
+from ucpl.formats.torch_optimizer import EXTRA, are_determined, put_numbers, state_dict_of
 from ucpl.records import define
 
 __all__ = ["ENVELOPE", "MODEL", "NAME", "OPTIMIZER", "OTHERS", "skeleton_of"]
@@ -96,7 +95,9 @@ class _Writer:
         if self.is_bare:
             main.tree = model
         else:
-            self.put(main, self.text("model", MODEL), model)
+            keys = self.text("model", MODEL).split(",")
+            for key, one in self.by_model(model, keys).items() if len(keys) > 1 else [(keys[0], model)]:
+                self.put(main, key, one)
         if not self.is_bare or self.optimizer_name != self.name:
             self.optimizers(self.file(self.optimizer_name), model)
         self.values(main)
@@ -134,9 +135,9 @@ class _Writer:
         main, optim = self.file(self.name).storages, self.file(self.optimizer_name).storages
         for name, one in empty_tensors(self.source.state, self.source.root).items():
             self.weights.setdefault(name, main.empty(one.dtype, one.shape))
-            held = {state: optim.empty(dtype, one.shape) for state, dtype in one.states.items()}
-            if held or one.numbers:
-                self.states.setdefault(name, {**held, **one.numbers})
+            if one.states:
+                held = {state: optim.empty(dtype, one.shape) for state, dtype in one.states.items()}
+                self.states.setdefault(name, {**held})
 
     def model(self, file: _File) -> OrderedDict[object, object]:
         """The model's state dict in its order, with second names."""
@@ -150,6 +151,25 @@ class _Writer:
         order = [name for name in stated if name in held] if isinstance(stated, list) else []
         wrap = self.text("wrap", "")
         return OrderedDict((wrap + name, held[name]) for name in dict.fromkeys((*order, *held)))
+
+    def by_model(self, model: Mapping[object, object], keys: list[str]) -> dict[str, OrderedDict[object, object]]:
+        """The state dicts of several models, read as one.
+
+        Raises: UcplError E471.
+        """
+        made: dict[str, OrderedDict[object, object]] = {key: OrderedDict() for key in keys}
+        ways = {key.replace("/", ".") + ".": key for key in keys}
+        for name, one in model.items():
+            way = max((way for way in ways if str(name).startswith(way)), key=len, default=None)
+            if way is None:
+                fail(
+                    "E471",
+                    f'{name} is in none of the models of {NAME}(model="{",".join(keys)}")',
+                    Label(self.name, where=str(name)),
+                    remedy=f'{NAME}(model="{MODEL}") writes one state dict of all',
+                )
+            made[ways[way]][str(name).removeprefix(way)] = one
+        return made
 
     def attributes(self, file: _File, model: OrderedDict[object, object]) -> None:
         """Attributes of the state dict: versions of its modules."""
@@ -168,7 +188,7 @@ class _Writer:
         """The state dict of an optimizer, or of several."""
         if not self.has_optimizer:
             return
-        self.numbers(file)
+        put_numbers(self.source, file.storages, self.states)
         masters = self.masters()
         rows: dict[str, list[tuple[tuple[str, ...], Mapping[str, object]]]] = {}
         groups, kept = self.source.state.groups, self.source.state.blobs.get(OPTIMIZERS)
@@ -176,7 +196,7 @@ class _Writer:
         if not any(words) and isinstance(kept, list) and len(kept) == len(groups):
             words = [str(word) for word in kept]
         for word, group in zip(words, groups, strict=True):
-            hyper = completed(self.source, self.structure, group.hyper, group.members)
+            hyper = completed(self.source, self.structure, group)
             rows.setdefault(word, []).append((group.every, file.storages.value(hyper)))
         key = self.text("optimizer", OPTIMIZER if self.optimizer_name == self.name else "")
         made = {word: state_dict_of(mine, self.states) for word, mine in rows.items()}
@@ -209,21 +229,6 @@ class _Writer:
             return {}
         return {name: self.states[name].pop(MASTER) for name in names}
 
-    def numbers(self, file: _File) -> None:
-        """Numbers of parameters, and states of other forms.
-
-        A number is a tensor if the source has a tensor.
-        """
-        for state, values in self.source.state.scalars.items():
-            for name, value in values.items():
-                extent = self.source.scalar_extents.get(state, {}).get(name)
-                is_tensor = isinstance(value, Scalar) and extent is not None
-                held = file.storages.extent(extent) if is_tensor and extent else number_of(value)
-                self.states.setdefault(name, {})[state] = held
-        extra = self.source.state.blobs.get(EXTRA)
-        for name, states in extra.items() if isinstance(extra, dict) else ():
-            self.states.setdefault(str(name), {}).update(file.storages.value(states))
-
     # ---- values of the run -----------------------------------------------------------------------------------------
 
     def values(self, main: _File) -> None:
@@ -235,7 +240,8 @@ class _Writer:
         rest = {key: value for key, value in state.blobs.items() if key not in (*_APART, *_COUNTED)}
         envelope: dict[str, object] = {"blobs": encode(rest)} if rest else {}
         others = dicts_of(Value(Path(self.name), self.name, (), state.carried))
-        if others.optimizers or not all(map(is_average, others.models)) or not OTHERS.isdisjoint(top):
+        is_joined = "," in self.text("model", MODEL)
+        if is_joined or others.optimizers or not all(map(is_average, others.models)) or not OTHERS.isdisjoint(top):
             places = dicts_of(Value(Path(self.name), self.name, (), main.tree)).optimizers
             envelope |= {"model": self.text("model", MODEL), "optimizer": ",".join(map(key_text, places))}
         if not self.text("wrap", "") and is_wrapped(self.weights):

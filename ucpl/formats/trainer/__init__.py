@@ -37,7 +37,7 @@ class _Run(Format):
 
         return Folders(self.name).open(path, order)
 
-    def job(self, settings: Mapping[str, object]) -> str:
+    def job(self, source: Checkpoint, settings: Mapping[str, object]) -> str:
         ranks = degree_of(settings, "dp")
         return f"{ranks} rank{'s' * (ranks > 1)}"
 

@@ -33,7 +33,7 @@ from ucpl.extents import (
     in_elements,
 )
 from ucpl.extents.account import NotRead
-from ucpl.files.carrying import strides
+from ucpl.files.carrying import lifted, strides
 from ucpl.files.checkpoint import Checkpoint, Order, Own
 from ucpl.files.header_watch import watched
 from ucpl.files.model_texts import TEXT_BYTES_MAX, TEXTS, config_at
@@ -43,11 +43,21 @@ from ucpl.files.texts import read_small
 from ucpl.files.torch_files import read_torch_file
 from ucpl.files.values import Value
 from ucpl.files.wrappers import bare
+from ucpl.formats.folders.kinds import ACCELERATE, TRAINER
 from ucpl.formats.huggingface.precedence import PICKLE
 from ucpl.formats.huggingface.store import HuggingFace
+from ucpl.formats.leaving import empty_tensors
 from ucpl.formats.matching import Unclear
-from ucpl.formats.torch_dicts import Named, is_optimizer, named_tensors
-from ucpl.formats.torch_optimizer import EXTRA, NamedOptimizer, OptimizerFacts, named_optimizers, read_facts
+from ucpl.formats.torch_dicts import Named, dicts_of, is_optimizer, named_tensors
+from ucpl.formats.torch_optimizer import (
+    EXTRA,
+    REMEDY,
+    NamedOptimizer,
+    OptimizerFacts,
+    named_optimizers,
+    noted_empty,
+    read_facts,
+)
 from ucpl.formats.trainer.orders import ORDERS_MAX, orders_of, tied_head
 from ucpl.records import define, frozen
 
@@ -63,10 +73,7 @@ _OPTIMIZER = {
     "trainer": re.compile(r"optimizer\.(?:pt|bin)"),
     "accelerate": re.compile(r"optimizer(?:_[1-9]\d*)?\.bin"),
 }
-_MARKS = {
-    "trainer": re.compile(r"trainer_state\.json|training_args\.bin"),
-    "accelerate": re.compile(r"random_states_\d+\.pkl"),
-}
+_KINDS = {"trainer": TRAINER, "accelerate": ACCELERATE}
 _RANK = {"trainer": re.compile(r"rng_state_(\d+)\.pth"), "accelerate": re.compile(r"random_states_(\d+)\.pkl")}
 _ADAPTER = ("adapter_model.safetensors", "adapter_model.bin")
 _LORA = re.compile(r"\.(lora_(?:A|B|embedding_A|embedding_B)|lora_magnitude_vector)(?=\.|\Z)")
@@ -97,8 +104,23 @@ def recognised(kind: str, path: Path) -> bool:
     names = os.listdir(path)
     if FSDP in names and kind == _ACCELERATE:  # which the Trainer calls to save it
         return True
-    is_marked = any(_MARKS[kind].fullmatch(name) for name in names)
-    return is_marked and (FSDP in names or any(_OPTIMIZER[kind].fullmatch(name) for name in names))
+    optimizers = [name for name in names if _OPTIMIZER[kind].fullmatch(name)]
+    if any(map(_KINDS[kind].is_told_by, names)):
+        return FSDP in names or bool(optimizers)
+    if kind == _ACCELERATE or any(map(ACCELERATE.is_told_by, names)) or len(optimizers) != 1:
+        return False
+    has_weights = any(_MODEL.fullmatch(name) or PICKLE.fullmatch(name) for name in names)
+    return has_weights and _has_optimizer(path, optimizers[0])
+
+
+def _has_optimizer(folder: Path, name: str) -> bool:
+    """Test for one optimizer of torch in a file."""
+    try:
+        return len(dicts_of(Value.of(read_torch_file(folder, name))).optimizers) == 1
+    except UcplError as error:
+        if error.is_of_the_disk:
+            raise
+        return False
 
 
 @watched
@@ -119,6 +141,7 @@ class _Opened:
     odd: list[str] = field(factory=list)
     not_read: list[NotRead] = field(factory=list)
     carried: dict[tuple[str, Key], Extent] = field(factory=dict)
+    values: dict[object, object] = field(factory=dict)  # of a script's run
 
     def checkpoint(self) -> Checkpoint:
         names = sorted(os.listdir(self.root))
@@ -134,6 +157,7 @@ class _Opened:
         optimizers = [name for name in names if _OPTIMIZER[self.kind].fullmatch(name)]
         facts, files = self.optimizer(model, optimizers)
         model = self.tied(model, facts)
+        empty = noted_empty(model.named, facts)
         extents: dict[tuple[str, Key], Extent] = {
             (WEIGHTS, (name,)): one for name, one in model.extents.items() if one.numel
         }
@@ -154,7 +178,8 @@ class _Opened:
                 settings=self.settings(names),
                 groups=facts.groups,
                 scalars=facts.scalars,
-                blobs=({EXTRA: facts.extra} if facts.extra else {}) | self.steps(facts),
+                blobs=({EXTRA: facts.extra} if facts.extra else {}) | self.steps(facts) | empty,
+                carried=self.values,
             ),
             files=(*model.files, *files),
             notes=tuple(self.notes),
@@ -200,8 +225,14 @@ class _Opened:
         self.not_read += [one for one in opened.not_read if one.kind == "value"]
         extents = {str(key[0]): extent for (_, key), extent in opened.extents.items()}
         is_adapter = any(name in files for name in _ADAPTER)
-        names = dict(_module_names([*extents, *opened.state.aliases], self.root, is_adapter=is_adapter))
-        tensors = {names[name]: _ref(one) for name, one in extents.items()}
+        refs = {name: _ref(one) for name, one in extents.items()}
+        is_ordered = all(name.endswith((".bin", ".bin.index.json")) for name in files)
+        if empty := empty_tensors(opened.state, self.root):
+            refs |= {name: _of(one.dtype, one.shape) for name, one in empty.items()}
+            order = self.keys(files) if is_ordered else []
+            refs = {name: refs[name] for name in (*(n for n in order if n in refs), *refs)}
+        names = dict(_module_names([*refs, *opened.state.aliases], self.root, is_adapter=is_adapter))
+        tensors = {names[name]: one for name, one in refs.items()}
         aliases = {names[alias]: names[owner] for alias, owner in opened.state.aliases.items()}
         for alias, owner in tied_head(tensors, config_at(self.root)).items() if not is_adapter else ():
             aliases[alias] = owner
@@ -209,8 +240,12 @@ class _Opened:
         tensors |= {alias: tensors[owner] for alias, owner in aliases.items()}
         stored = {made: name for name, made in names.items()}
         named = Named(tensors, stored, aliases, {}, "", names)
-        is_ordered = all(name.endswith((".bin", ".bin.index.json")) for name in files)
         return _Model(named, {names[n]: one for n, one in extents.items()}, files, is_ordered)
+
+    def keys(self, files: tuple[str, ...]) -> list[str]:
+        """Names in pickled files, in the order of the module's state dict."""
+        parts = [Value.of(read_torch_file(self.root, name)) for name in files if name.endswith(".bin")]
+        return [str(name) for part in parts for name, _ in part.named()]
 
     def tensors(self, model: _Model, facts: OptimizerFacts) -> Iterator[NamedTensor]:
         """The model's tensors, with their states; those of no group are frozen."""
@@ -259,16 +294,14 @@ class _Opened:
         if not files or skips_optimizer(files[0], kind="file"):
             return OptimizerFacts(), ()
         parts = [read_torch_file(self.root, name) for name in files]
-        values = [Value.of(part) for part in parts]
-        for value in values:
-            if not is_optimizer(value.held):
-                value.wrong("the state dict of an optimizer of torch")
+        values = [self.state_dict(Value.of(part)) for part in parts]
         made = self.named(model, values)
         shapes = {name: one.shape for name, one in model.named.tensors.items()}
         words = [Path(name).stem if len(files) > 1 else "" for name in files]
         found = OptimizerFacts()
         for part, word, one in zip(parts, words, made, strict=True):
             mine = read_facts(part, {word: one}, shapes, ())
+            self.not_read += mine.not_read
             known = {extent.key for extents in mine.scalar_extents.values() for extent in extents.values()}
             self.carried |= {
                 (part.file, e.key): e for e in part.extents() if e.key not in known and not _is_payload(e, mine)
@@ -280,19 +313,36 @@ class _Opened:
                 {**found.states, **mine.states},
                 (*found.groups, *mine.groups),
                 {**found.extra, **mine.extra},
+                empty={**found.empty, **mine.empty},
             )
         return found, tuple(files)
+
+    def state_dict(self, value: Value) -> Value:
+        """The optimizer in a file.
+
+        In a script's own file, values of the run may be next to it.
+        """
+        found = {(): value} if is_optimizer(value.held) else dicts_of(value).optimizers
+        if len(found) != 1 or (found.keys() != {()} and self.is_marked):
+            value.wrong("the state dict of an optimizer of torch")
+        ((place, one),) = found.items()
+        held = value.held if isinstance(value.held, dict) else {}
+        for key, inner in held.items() if place else ():
+            if key != place[0]:
+                self.values[key] = lifted(inner, value.file)
+            elif len(place) > 1:
+                self.not_read.append(NotRead(f"{value.file}: {key}", "only the optimizer in it is read", kind="value"))
+        return one
+
+    @property
+    def is_marked(self) -> bool:
+        return any(map(_KINDS[self.kind].is_told_by, os.listdir(self.root)))
 
     def named(self, model: _Model, values: list[Value]) -> tuple[NamedOptimizer, ...]:
         """Names for the numbers, by the order of registration.
 
         Raises: UcplError E446, E466.
         """
-        remedy = (
-            f"--from '{self.kind}(order=\"names.json\")', with json.dump([[names[p] for p in g['params']] for g in"
-            " optimizer.param_groups], file) of the training script, names = {p: n for n, p in model.named_parameters()};"
-            " or --weights-alone"
-        )
         groups = [group for value in values for group in value.at("param_groups").items()]
         has_names = all(
             group.find("param_names") is not None
@@ -300,7 +350,7 @@ class _Opened:
             for group in groups
         )
         if has_names or model.is_ordered or (self.order is not None and self.order.names):
-            made = named_optimizers(values, model.named, self.order, remedy)
+            made = named_optimizers(values, model.named, self.order)
             self.told(made, "")
             return made
         names = [name for name in model.named.tensors if name not in model.named.aliases]
@@ -310,7 +360,7 @@ class _Opened:
         for one in orders:
             tried = evolve(model.named, tensors={name: model.named.tensors[name] for name in one})
             try:
-                made = named_optimizers(values, tried, self.order, remedy)
+                made = named_optimizers(values, tried, self.order)
             except UcplError as error:
                 if count == 1:
                     raise
@@ -333,7 +383,7 @@ class _Opened:
             f"{values[0].file} numbers its parameters in the order of the modules, and safetensors sorts names: no class of"
             " config.json gives this order, and the shapes fit several",
             Label(str(values[0].path), where="param_groups"),
-            remedy=remedy,
+            remedy=REMEDY,
         )
 
     def told(self, made: tuple[NamedOptimizer, ...], evidence: str) -> None:
@@ -359,6 +409,11 @@ class _Model:
 def _ref(one: Extent) -> TensorRef:
     shape = in_elements(one.dtype, one.shape)
     return TensorRef(StorageRef(one.storage, one.dtype, prod(shape)), 0, shape, strides(shape))
+
+
+def _of(dtype: str, shape: tuple[int, ...]) -> TensorRef:
+    """A tensor without elements."""
+    return TensorRef(StorageRef("", dtype, 0), 0, shape, strides(shape))
 
 
 def _module_names(names: list[str], root: Path, *, is_adapter: bool) -> Iterator[tuple[str, str]]:

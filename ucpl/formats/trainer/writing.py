@@ -14,16 +14,15 @@ from pathlib import Path
 from attrs import field
 
 from ucpl.errors import Label, fail
-from ucpl.extents import Scalar, StoredTensor, Structure, TensorRef, key_text
+from ucpl.extents import StoredTensor, Structure, TensorRef, key_text
 from ucpl.files.carrying import Storages, by_place
 from ucpl.files.checkpoint import Checkpoint, Order, Skeleton, SkeletonFile
 from ucpl.files.demands import Demands
 from ucpl.files.pickles import unsafe_globals
 from ucpl.files.safetensors_files import ALIASES
-from ucpl.files.scalars import number_of
 from ucpl.formats.leaving import empty_tensors
 from ucpl.formats.optimizer_hypers import completed
-from ucpl.formats.torch_optimizer import EXTRA, state_dict_of
+from ucpl.formats.torch_optimizer import put_numbers, state_dict_of
 from ucpl.formats.trainer.reading import FSDP, OPTIMIZER, WEIGHTS, OwnNames, opened, recognised
 from ucpl.records import define
 from ucpl.registry import format_named
@@ -110,11 +109,10 @@ class _Writer:
                     fail("E471", f"a folder of {self.kind} has no place for {where}", Label(target.file, where=where))
         for name, one in empty_tensors(self.source.state, self.source.root).items():
             held.setdefault(name, self.weights.empty(one.dtype, one.shape))
-            if one.states or one.numbers:
-                made_of = {state: self.optim.empty(dtype, one.shape) for state, dtype in one.states.items()}
-                states.setdefault(name, {**made_of, **one.numbers})
+            if one.states:
+                states.setdefault(name, {s: self.optim.empty(dtype, one.shape) for s, dtype in one.states.items()})
         files = [self.model(held, placed[0])]
-        self.numbers(states)
+        put_numbers(self.source, self.optim, states)
         if states or self.source.state.groups:
             files.append(self.optimizer(states, placed[1]))
         unsafe = tuple(sorted({one for file in files for one in unsafe_globals(file.value)}))
@@ -147,22 +145,10 @@ class _Writer:
 
     # ---- the optimizer ---------------------------------------------------------------------------------------------
 
-    def numbers(self, states: dict[str, dict[str, object]]) -> None:
-        """Numbers of parameters, and states of other forms."""
-        for state, values in self.source.state.scalars.items():
-            for name, value in values.items():
-                extent = self.source.scalar_extents.get(state, {}).get(name)
-                is_tensor = isinstance(value, Scalar) and extent is not None
-                held = self.optim.extent(extent) if is_tensor and extent else number_of(value)
-                states.setdefault(name, {})[state] = held
-        extra = self.source.state.blobs.get(EXTRA)
-        for name, more in extra.items() if isinstance(extra, dict) else ():
-            states.setdefault(str(name), {}).update(self.optim.value(more))
-
     def optimizer(self, states: Mapping[str, Mapping[str, object]], storage_of: dict[int, str]) -> SkeletonFile:
         rows = []
         for group in self.source.state.groups:
-            hyper = completed(self.source, self.structure, group.hyper, group.members)
+            hyper = completed(self.source, self.structure, group)
             rows.append((group.every, self.optim.value(hyper)))
         named = [(every, {**hyper, "param_names": list(every)}) for every, hyper in rows]  # as torch writes names
         made = state_dict_of(named, states)

@@ -47,8 +47,8 @@ def dealt(base: Base) -> tuple[Base, Cuts, tuple[Note, ...]]:
     plain = evolve(base, call=evolve(call, arguments=tuple(a for a in call.arguments if a.name not in _ARGUMENTS)))
     _check_this_model(plain, network)
     heads = (given[KV_HEADS], "given") if KV_HEADS in given else (network.heads.kv, network.heads.kv_key)
-    inherited, whence = plain.inherited.get(GRAIN, (1, "DeepSpeed's default"))
-    grain = (given[GRAIN], "given") if GRAIN in given else (inherited if isinstance(inherited, int) else 1, whence)
+    inherited, origin = plain.inherited.get(GRAIN, (1, "DeepSpeed's default"))
+    grain = (given[GRAIN], "given") if GRAIN in given else (inherited if isinstance(inherited, int) else 1, origin)
     vocabulary = bool(given[VOCABULARY]) if VOCABULARY in given else None
     cuts = cuts_of(network, AutoTPOptions(plain.asked(TP), heads[0], max(1, grain[0]), vocabulary))
     model, ties = with_ties(plain.model, network)

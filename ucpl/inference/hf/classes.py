@@ -23,7 +23,7 @@ from ucpl.inference.hf.families import HEAD, KINDS, LAYERS_MAX, WORDS, shapes_of
 from ucpl.inference.hf.folding import Form, form_of, joined
 from ucpl.inference.hf.offline import offline
 from ucpl.inference.hf.records import Config, FoundTensor, Version
-from ucpl.inference.hf.splits import Split, split_of
+from ucpl.inference.hf.splits import OutputSplit, split_of
 from ucpl.inference.hf.varying import COUNTED, Other, few_experts, lists_of, numbers_of, singles, varied
 from ucpl.records import frozen
 
@@ -45,7 +45,7 @@ class Class:
     absent: dict[str, int] = field(factory=dict)
     origin: str = "its transformers class"
     dropped: tuple[str, ...] = ()  # patterns of keys that it does not take from files
-    splits: dict[str, Split] = field(factory=dict)  # of fused tensors, by the name with * for numbers
+    splits: dict[str, OutputSplit] = field(factory=dict)  # of fused tensors, by the name with * for numbers
 
 
 class _Tensor(Protocol):
@@ -326,12 +326,12 @@ class _Library:
         tied = getattr(model, "all_tied_weights_keys", None)
         return dict(tied) if isinstance(tied, dict) else {}
 
-    def splits(self, model: _Model) -> dict[str, Split]:
+    def splits(self, model: _Model) -> dict[str, OutputSplit]:
         """The splits of fused tensors by the class's source.
 
         There is one for all layers, by the tensors' names on disk.
         """
-        out: dict[str, Split] = {}
+        out: dict[str, OutputSplit] = {}
         seen: set[Form] = set()
         submodule = getattr(model, "get_submodule", None)
         if submodule is None:

@@ -6,7 +6,7 @@ import re
 
 from attrs import field
 
-from ucpl.inference.hf.splits import Split
+from ucpl.inference.hf.splits import OutputSplit
 from ucpl.records import frozen
 from ucpl.texts import Json
 
@@ -87,7 +87,7 @@ class ModelFacts:
     notes: tuple[str, ...] = ()
     origin: str = "headers of its files"
     behind: Behind | None = None
-    splits: dict[str, Split] = field(factory=dict)  # of fused tensors, by the name with * for numbers
+    splits: dict[str, OutputSplit] = field(factory=dict)  # of fused tensors, by the name with * for numbers
 
 
 def agrees(seen: Vector, made: Vector) -> bool:

@@ -14,7 +14,7 @@ from attrs import evolve, field
 
 from ucpl.inference.hf.recipes import Parts
 from ucpl.inference.hf.records import ModelFacts, Vector, agrees, moves
-from ucpl.inference.hf.splits import Split
+from ucpl.inference.hf.splits import OutputSplit
 from ucpl.inference.hf.varying import COUNTS, EXPERTS, HEADS, WIDTH
 from ucpl.records import define, frozen
 
@@ -117,7 +117,7 @@ class SizeSolver:
         parts = tuple((label, sizes[n:]) for (_, label), sizes in zip(terms, found, strict=True))
         return Stacked(found[0][:n], parts)
 
-    def split(self, vector: Vector, split: Split, name: str) -> Stacked | None:
+    def split(self, vector: Vector, split: OutputSplit, name: str) -> Stacked | None:
         """The equal parts of a fused axis by the class's source.
 
         None if dims do not explain the size of a part.

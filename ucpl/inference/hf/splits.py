@@ -15,7 +15,7 @@ from typing import Literal
 
 from ucpl.records import frozen
 
-__all__ = ["Split", "split_of"]
+__all__ = ["OutputSplit", "split_of"]
 
 _SAME = {"view", "reshape", "transpose", "permute", "contiguous", "unsqueeze", "squeeze", "flatten", "to", "float"}
 _PRODUCTS = {"linear", "bmm", "matmul", "einsum", "mm"}
@@ -26,7 +26,7 @@ Kind = Literal["joined", "strided", "by_head"]
 
 
 @frozen
-class Split:
+class OutputSplit:
     """A split of a linear layer's output into equal parts.
 
     `joined`: parts end to end. `strided`: elements in turns. `by_head`: parts end to end within each head.
@@ -37,13 +37,13 @@ class Split:
     labels: tuple[str, ...] = ()
 
 
-def split_of(owner: type, attribute: str) -> Split | None:
+def split_of(owner: type, attribute: str) -> OutputSplit | None:
     """The split of the output of `self.attribute`, or None.
 
     The methods of a class are searched.
     """
     if owner.__module__ == "torch.nn.modules.activation" and attribute.startswith("in_proj"):
-        return Split("joined", 3, ("q", "k", "v"))  # torch's own attention, as its documentation says
+        return OutputSplit("joined", 3, ("q", "k", "v"))  # torch's own attention, as its documentation says
     for method in _methods(owner):
         found = _Method(attribute).split(method)
         if found is not None:
@@ -74,7 +74,7 @@ class _Method:
         self._held: set[str] = set()
         self._headed: set[str] = set()  # of these, the outputs that a view splits into heads
 
-    def split(self, method: ast.FunctionDef) -> Split | None:
+    def split(self, method: ast.FunctionDef) -> OutputSplit | None:
         for statement in _statements(method):
             if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
                 target, value = statement.targets[0], statement.value
@@ -93,20 +93,20 @@ class _Method:
                     return found
         return None
 
-    def _found(self, tree: ast.AST, target: ast.expr | None) -> Split | None:
+    def _found(self, tree: ast.AST, target: ast.expr | None) -> OutputSplit | None:
         names = [e.id for e in target.elts if isinstance(e, ast.Name)] if isinstance(target, ast.Tuple) else []
         for node in ast.walk(tree):
             if isinstance(node, ast.Call):
                 found = self._of_call(node, names)
             elif isinstance(node, ast.Subscript) and self._is_output(node.value) and _step(node.slice) == 2:
-                found = Split("strided", 2, _labels(2, []))
+                found = OutputSplit("strided", 2, _labels(2, []))
             else:
                 continue
             if found is not None:
                 return found
         return None
 
-    def _of_call(self, call: ast.Call, names: list[str]) -> Split | None:
+    def _of_call(self, call: ast.Call, names: list[str]) -> OutputSplit | None:
         name, base, args = _called(call)
         if base is None or not self._is_output(base):
             return None
@@ -185,7 +185,7 @@ def _called(call: ast.Call) -> tuple[str, ast.expr | None, list[ast.expr]]:
     return name, base, call.args
 
 
-def _viewed(args: list[ast.expr]) -> Split | None:
+def _viewed(args: list[ast.expr]) -> OutputSplit | None:
     """The split by a literal 2 or 3 in a view."""
     for i, arg in enumerate(args):
         if isinstance(arg, ast.Constant) and isinstance(arg.value, int) and arg.value in (2, 3) and i:
@@ -207,8 +207,8 @@ def _step(index: ast.expr) -> int | None:
     return step.value if isinstance(step, ast.Constant) and isinstance(step.value, int) else None
 
 
-def _parted(kind: Kind, count: int, names: list[str]) -> Split | None:
-    return Split(kind, count, _labels(count, names)) if count in (2, 3) else None
+def _parted(kind: Kind, count: int, names: list[str]) -> OutputSplit | None:
+    return OutputSplit(kind, count, _labels(count, names)) if count in (2, 3) else None
 
 
 def _labels(count: int, names: list[str]) -> tuple[str, ...]:

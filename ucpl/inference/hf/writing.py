@@ -12,8 +12,7 @@ from attrs import evolve, field
 from ucpl.inference.hf.folding import Folded, Form, fold, is_literal, joined
 from ucpl.inference.hf.kinds import Kinds
 from ucpl.inference.hf.matching import Versions
-from ucpl.inference.hf.pair_text import PairText
-from ucpl.inference.hf.quantised import GROUP, Pair, Whole, grains_of, notes_of, pairs_of, whole_of
+from ucpl.inference.hf.quantised import GROUP, Pair, PairText, Whole, grains_of, notes_of, pairs_of, whole_of
 from ucpl.inference.hf.recipes import parts_of, roles_of
 from ucpl.inference.hf.records import ModelFacts, Vector, agrees, identifier, moves
 from ucpl.inference.hf.sizes import Axis, DimSize, SizeSolver, Stacked

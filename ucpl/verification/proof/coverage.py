@@ -153,8 +153,9 @@ class _Proof:
         values, group = np.unique(group, return_inverse=True)
         kept = [(self.graph.target.tensors[v // len(states)], states[v % len(states)]) for v in values.tolist()]
         counts = np.ones((len(kept), self.tables.k), dtype=np.int64)
-        for g, (path, _) in enumerate(kept):
-            counts[g, : len(layout.placed[path].counts)] = layout.placed[path].counts
+        for g, (path, state) in enumerate(kept):
+            own = layout.placed[path].of(state).counts
+            counts[g, : len(own)] = own
         for g in np.flatnonzero(~are_exact(group, counts, low, high)).tolist():
             rows, (path, state) = group == g, kept[g]
             index = first_left(np.zeros(self.tables.k, dtype=np.int64), counts[g], low[rows], high[rows])

@@ -35,7 +35,8 @@ def check_live_rows(graph: Graph) -> None:
     ways = {(lane.state, lane.origin) for flow in graph.flows for lane in flow.lanes}
     for path, tensor in graph.target.located.layout.tensors.items():
         for dim, first in enumerate(tensor.counts):
-            found = [_whole(side, state, path, dim) for way in ways for side, state in _of(sides, way, path)]
+            having = [way for way in ways if dim not in dict(tensor.lacks).get(way[0], ())]
+            found = [_whole(side, state, path, dim) for way in having for side, state in _of(sides, way, path)]
             ends = [end for end in found if end is not None]
             if not ends:
                 continue
@@ -86,7 +87,7 @@ def _whole(side: Placement, state: str, path: str, dim: int) -> int | None:
     A state of the tensor counts if it has some of them.
     """
     low, high = [], []
-    counts = side.located.layout.tensors[path].counts
+    counts = side.located.layout.tensors[path].of(state).counts
     for part in side.parts:
         if part.state == state and part.live is not None:
             mine = part.live.take(

@@ -1,0 +1,154 @@
+"""Counted work behind the figures of docs/PERFORMANCE.md.
+
+Nodes, opened files, bytes, allocations, modules. Other work of the machine changes none of them. Seconds are in `make bench`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import ucpl
+from benchmarks.sparse import MAKERS
+from tests.cli.command import FIXTURES, ROOT
+from ucpl.planning import Plan, plan_bytes
+from ucpl.runtime import Report
+
+PER_TENSOR = 4_000  # bytes of memory at most, of one tensor more in a plan without a spec
+PEAK = 12 << 20  # bytes of memory, of a plan of 2,300 tensors
+NAMED = 750  # bytes at most that one more tensor adds to the file of such a plan: its names and places
+MODULES = 355  # of ucpl, in a process of `convert`
+READS = 600  # calls of a conversion that reads 67 MB and writes 34, in tiles of 1 MiB
+OTHERS = 640  # of Python and of packages, nearly half of them of networkx
+
+
+def experts(layers: int) -> dict[str, tuple[int, ...]]:
+    """A model of experts, with names of DeepSeek-V3.
+
+    A layer has 388 tensors.
+    """
+    made: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (512, 64)}
+    for layer in range(layers):
+        at = f"model.layers.{layer}"
+        made |= {f"{at}.self_attn.{name}_proj.weight": (64, 64) for name in "qkvo"}
+        for n in range(128):
+            made |= {f"{at}.mlp.experts.{n}.{side}_proj.weight": (32, 64) for side in ("gate", "up")}
+            made[f"{at}.mlp.experts.{n}.down_proj.weight"] = (64, 32)
+    return made
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Folders of 6 and 12 layers, of 8 files each."""
+    top = tmp_path_factory.mktemp("experts")
+    for layers in (6, 12):
+        MAKERS["huggingface"](top / str(layers), experts(layers), 8)
+    return [top / "6", top / "12"]
+
+
+def work() -> dict[str, int]:
+    """Bytes and calls of this process, as the kernel counts them."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return {name: int(count) for name, count in (line.split(": ") for line in lines)}
+
+
+def counted(do: Callable[[], object]) -> dict[str, int]:
+    before = work()
+    do()
+    return {name: count - before[name] for name, count in work().items()}
+
+
+_OPENED: list[str] | None = None
+
+
+def _seen(event: str, arguments: tuple[object, ...]) -> None:
+    if event == "open" and _OPENED is not None:
+        _OPENED.append(str(arguments[0]))
+
+
+sys.addaudithook(_seen)  # it stays, and does nothing outside of `opened`
+
+
+def opened(do: Callable[[], object], top: Path) -> Counter[str]:
+    """The number of times that each file of a folder is opened."""
+    global _OPENED
+    _OPENED = []
+    try:
+        do()
+        return Counter(Path(name).name for name in _OPENED if name.startswith(str(top)))
+    finally:
+        _OPENED = None
+
+
+@pytest.mark.parametrize("to", ["dcp(fsdp=8)", "zero3(dp=8)"])
+def test_a_plan_without_a_spec_is_by_structure(folders: list[Path], to: str) -> None:
+    """Twice the layers are as many nodes, and few bytes more."""
+    plans: list[Plan] = [ucpl.plan(str(folder), to) for folder in folders]
+    assert len(plans[0].nodes) == len(plans[1].nodes) < 60
+    peaks = []
+    for folder in folders:
+        tracemalloc.start()
+        ucpl.plan(str(folder), to)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    more = len(experts(12)) - len(experts(6))
+    assert peaks[0] <= PEAK, peaks
+    assert peaks[1] - peaks[0] <= PER_TENSOR * more, (peaks, more)
+    sizes = [len(plan_bytes(plan)) for plan in plans]
+    assert sizes[1] - sizes[0] <= NAMED * more, (sizes, more)
+
+
+def test_a_plan_reads_each_header_once(folders: list[Path]) -> None:
+    """The bytes are those of headers, the index and the spec."""
+    folder = folders[1]
+    headers = 0
+    for file in folder.glob("*.safetensors"):
+        with file.open("rb") as data:
+            headers += 8 + int.from_bytes(data.read(8), "little")
+    index = sum(file.stat().st_size for file in folder.glob("*.json"))
+
+    def plan() -> object:
+        return ucpl.plan(str(folder), "dcp(fsdp=8)")
+
+    plan()  # imports, and texts that are kept
+    found = opened(plan, folder)
+    assert found and max(found[file.name] for file in folder.glob("*.safetensors")) <= 2, found
+    done = counted(plan)
+    assert done["rchar"] <= 2.1 * headers + 3 * index + (1 << 19), (done, headers, index)
+    assert done["wchar"] <= 1 << 16
+
+
+def test_a_conversion_moves_each_byte_once(tmp_path: Path) -> None:
+    """The read-back reads the target once more, and nothing else."""
+    source = tmp_path / "source.pt"
+    ucpl.convert(FIXTURES / "z1_dp4", tmp_path / "warm", to="zero1(dp=3)")
+    shapes = {f"blocks.{n}.weight": (1024, 512) for n in range(8)}
+    MAKERS["plain"](source, shapes, 1)
+    reports: list[Report] = []
+    done = counted(lambda: reports.append(ucpl.convert(source, tmp_path / "target", to="zero1(dp=3)").report))
+    size = sum(file.stat().st_size for file in (tmp_path / "target").rglob("*") if file.is_file())
+    read = reports[0].bytes_needed  # weights, and masters of them
+    assert done["wchar"] <= 1.02 * size + (1 << 18), (done, size)
+    assert done["rchar"] <= 1.02 * (read + size) + (1 << 20), (done, read, size)
+    assert done["syscr"] + done["syscw"] <= READS, done
+
+
+def test_a_conversion_imports_few_modules(tmp_path: Path) -> None:
+    """Each costs a start some tenths of a millisecond."""
+    code = (
+        "import sys\nfrom ucpl.cli import main\nstatus = main()\n"
+        "mine = sum(name.split('.')[0] == 'ucpl' for name in sys.modules)\n"
+        "print(status, mine, len(sys.modules) - mine, file=sys.stderr)"
+    )
+    arguments = ("convert", str(FIXTURES / "z1_dp4"), str(tmp_path / "target"), "--to", "zero1(dp=3)")
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    status, mine, others = map(int, done.stderr.split()[-3:])
+    assert not status and mine <= MODULES and others <= OTHERS, (mine, others)
