@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 TORCH ?= 2.13.0
-JOBS ?= 3
+JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 3 ? 3 : n > 8 ? 8 : n)))
 TESTS ?=
 VENV := .venv
 INTEROP := .venv-interop

@@ -5,11 +5,12 @@ The effect of each word, and the message without it.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.cli.command import FIXTURES, good, ucpl
+from tests.cli.command import FIXTURES, ROOT, good, ucpl
 from tests.cli.fuzz import SPEC
 from ucpl.cli.options import memory_of, sizes_of
 from ucpl.errors import UcplError
@@ -377,3 +378,19 @@ def test_files_are_counted_where_a_layout_names_them_alone(call: str, files: int
     assert ("file" in writes) == (files is not None)
     cost = good(*line, "--json").json["cost"]
     assert cost["files_written"] == files and cost["files_read"] in (1, 5)  # weights alone are in one file
+
+
+def test_a_fault_of_a_shipped_spec_is_the_calls_and_of_the_users_own_folder_is_its_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user's `specs/gpt2.ucpl` has the name of a shipped one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text(
+        '{"n_layer": 2, "n_embd": 16, "vocab_size": 7, "n_positions": 8, "n_head": 3}'
+    )
+    shipped = ucpl("plan", "--from", "gpt2.ucpl:hf", "--to", "gpt2.ucpl:hf", "--config", "config.json")
+    (tmp_path / "specs").mkdir()
+    shutil.copy(ROOT / "specs" / "gpt2.ucpl", tmp_path / "specs")
+    own = ucpl("plan", "--from", "specs/gpt2.ucpl:hf", "--to", "specs/gpt2.ucpl:hf", "--config", "config.json")
+    assert (shipped.status, own.status) == (2, 1)
+    assert all("E108" in one.err and "--> specs/gpt2.ucpl:9:30" in one.err for one in (shipped, own))

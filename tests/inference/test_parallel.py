@@ -11,6 +11,7 @@ from attrs import evolve
 from tests.inference.facts import BASES, base_of, checkpoint, model_of, read_again, text_of, with_parallel
 from ucpl.errors import UcplError
 from ucpl.extents import NamedTensor, Section, Sharding
+from ucpl.extents.train_state import is_of_default
 from ucpl.inference import ranks
 from ucpl.inference.parallel import GRAIN, Base, Extended, demand, heads_of, is_open, pattern, recut, rule
 from ucpl.inference.whole_shapes import with_shapes
@@ -178,6 +179,7 @@ def test_the_rule_by_size_is_a_reported_default_if_it_fits() -> None:
     made, notes = recut({"a.w": cut(6, 6)}, 5, None)
     assert widths_of(made) == {"a.w": [(3, 3, 2, 2, 2)]}
     assert notes[0][1] == 0 and str(notes[0][2]).startswith("default of a config without heads")
+    assert not is_of_default(str(notes[0][2]))  # `convert` prints it without -v
 
 
 def test_a_rank_without_anything_is_refused() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.layout.fuzzing import TRIAL
 from ucpl.errors import UcplError
+from ucpl.extents.train_state import is_of_default
 from ucpl.language import nodes, parse, parse_call, print_file
 from ucpl.layout import Layout, close, expand, load, resolve
 from ucpl.layout.axes import dims_of
@@ -85,6 +86,7 @@ def test_parameters_have_values_and_origins() -> None:
     assert found.ranks == 8
     assert found.call == "base(dp = 4, pp = 2)"
     assert found.origins == (("dp", 4, "given"), ("pp", 2, "default of base.ucpl:18"))
+    assert is_of_default(found.origins[1][2]) and not is_of_default(found.origins[0][2])
     inherited = layout("base()", inherited={"dp": (2, "ds_config of the source"), "pp": (1, "ds_config of the source")})
     assert inherited.origins == (("dp", 2, "ds_config of the source"), ("pp", 1, "ds_config of the source"))
     assert ("unit", 3, "-D") in layout("base(2)", define_sizes={"unit": 3}).origins

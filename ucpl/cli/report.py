@@ -19,10 +19,11 @@ _SHOWN = 12
 
 def plan_lines(plan: Plan, *, verbose: bool = False) -> list[str]:
     """verbose: with each value that is a layout's default."""
+    from ucpl.extents.train_state import is_of_default
     from ucpl.planning.text import dropped_of, left_lines, rebuilt_of, replayed_of  # most verbs print no plan
 
     out = [f"from          {plan.source_call}", f"to            {plan.target_call}"]
-    shown = [o for o in plan.origins if verbose or not o.origin.startswith("default of ")]
+    shown = [o for o in plan.origins if verbose or not is_of_default(o.origin)]
     out += [f"  {o.name} = {o.value}: {o.origin}" for o in shown]
     out += [f"changed       {text}" for text in plan.changed]
     out += [f"derived       {text}" for text in plan.derived]

@@ -362,7 +362,8 @@ def status_of(error: UcplError) -> int:
 def _is_shipped(file: str) -> bool:
     from ucpl.resources import spec_files
 
-    return file.startswith("specs/") and file.removeprefix("specs/") in dict(spec_files())
+    own = dict(spec_files()).get(file.removeprefix("specs/")) if file.startswith("specs/") else None
+    return own is not None and (not Path(file).is_file() or Path(file).samefile(own))  # a user's folder has its own
 
 
 def _with_urls(name: str, options: argparse.Namespace, console: Console) -> None:

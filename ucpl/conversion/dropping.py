@@ -128,6 +128,8 @@ def _untrained(checkpoint: Checkpoint, names: frozenset[str]) -> Checkpoint:
 
     Stages of a pipeline count trained elements only.
     """
+    from ucpl.formats.leaving import OPTIMIZER_VALUES
+
     if not names:
         return checkpoint
     known = checkpoint.state
@@ -135,8 +137,8 @@ def _untrained(checkpoint: Checkpoint, names: frozenset[str]) -> Checkpoint:
     extents = {state: _rest(mine, names) for state, mine in checkpoint.scalar_extents.items()}
     trained = frozenset(t.name for t in checkpoint.state.tensors if t.kind == "parameter")
     blobs = dict(known.blobs)
-    if isinstance(others := blobs.get("optimizer_values"), dict):
-        blobs["optimizer_values"] = _rest(others, names)
+    if isinstance(others := blobs.get(OPTIMIZER_VALUES), dict):
+        blobs[OPTIMIZER_VALUES] = _rest(others, names)
     made = evolve(checkpoint, state=evolve(known, scalars=scalars, blobs=blobs), scalar_extents=extents)
     return _weighed(made, names & trained, -1)
 

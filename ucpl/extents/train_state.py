@@ -5,6 +5,8 @@ Values are carried over or computed anew, never cut or joined.
 
 from __future__ import annotations
 
+import re
+
 from attrs import field
 
 from ucpl.errors import Diagnostic
@@ -19,6 +21,19 @@ class Setting:
 
     value: int | float | str | bool | None
     origin: str  # "command line", "ds_config of mp_rank_00_model_states.pt", "default of specs/deepspeed.ucpl:12"
+
+
+def of_default(file: str, line: int) -> str:
+    """The origin of a value that a layout's own text gives."""
+    return f"default of {file}:{line}"
+
+
+def is_of_default(origin: str) -> bool:
+    """If `of_default` made an origin.
+
+    Other defaults are choices that a user should see: "default of a config without heads".
+    """
+    return re.fullmatch(r"default of .+:[0-9]+", origin) is not None
 
 
 @frozen

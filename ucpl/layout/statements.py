@@ -12,6 +12,7 @@ from typing import TypeVar
 from attrs import evolve, field
 
 from ucpl.errors import Label, UcplError, fail
+from ucpl.extents.train_state import of_default
 from ucpl.language import nodes
 from ucpl.language.limits import STATEMENTS_MAX
 from ucpl.language.walk import walk
@@ -328,7 +329,7 @@ class _Reader:
         elif parameter.default is not None:
             value = self._of_default(layout, parameter, parameter.default)
             self.scope.places.setdefault(name, at(parameter.span))
-            origin = f"default of {layout.span.file}:{parameter.span.line}"
+            origin = of_default(layout.span.file, parameter.span.line)
         elif name in given and not outermost:
             return  # the derived layout's own parameter of that name
         else:

@@ -58,7 +58,8 @@ def target(base: Base, shardings: Mapping[str, Sharding]) -> Extended:
     aliases = {item.path: item.owner for item in base.model.items if isinstance(item, nodes.Alias)}
     scalars = without_dims(base.model)
     whole = scalars | {i.path for i in base.model.items if isinstance(i, nodes.Tensor) and i.kind == "buffer"}
-    seconds = [alias for alias, owner in aliases.items() if owner in whole]
+    cut = {name for name, one in shardings.items() if one.dim is not None} if base.asked(TP) > 1 else set()
+    seconds = [alias for alias, owner in aliases.items() if owner in whole - cut]
     alone = [_entry(name, (nodes.Rest(),), name in aliases) for name in (*sorted(scalars), *seconds)]
     degree = base.asked(TP)
     if degree <= 1:

@@ -271,13 +271,13 @@ class _Opened:
             remedy=f"--from '{NAME}({kind}=\"{names[0]}\"{more})' reads one; the others are values of the run{all_of}",
         )
 
-    def stored_names(self) -> dict[Key, list[str]]:
-        """The names of each model's values, as stored.
+    def stored_names(self) -> list[str]:
+        """The names of the models' values, as stored.
 
         They begin with the place of the model if there are several.
         """
         ways = {place: ".".join(map(str, place)) + "." if len(self.models) > 1 else "" for place in self.models}
-        return {place: [ways[place] + name for name, _ in model.named()] for place, model in self.models.items()}
+        return [ways[place] + name for place, model in self.models.items() for name, _ in model.named()]
 
     # ---- the checkpoint --------------------------------------------------------------------------------------------
 
@@ -442,8 +442,7 @@ class _Opened:
 
     def of_module(self, named: Named, facts: OptimizerFacts) -> dict[str, object]:
         """The state dict's order, attributes and tensors without elements."""
-        stored = [name for names in self.stored_names().values() for name in names]
-        out: dict[str, object] = {"module_names": [named.by_stored.get(name, name) for name in stored]}
+        out: dict[str, object] = {"module_names": [named.by_stored.get(name, name) for name in self.stored_names()]}
         held = next(iter(self.models.values())).held if len(self.models) == 1 else None
         is_as_stored = all(name == said for name, said in named.stored.items())
         if is_as_stored and isinstance(held, OrderedDict) and (attributes := attributes_of(held)):
