@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,8 @@ from ucpl.api import Converted, open_checkpoint
 from ucpl.extents.account import FATES, Account
 from ucpl.extents.train_state import TrainState
 from ucpl.files.checkpoint import Checkpoint
+from ucpl.files.skipping import skips_optimizer
+from ucpl.formats import opening
 from ucpl.formats.leaving import DESCRIBING, TEXTS
 from ucpl.registry import formats
 
@@ -63,7 +66,7 @@ ALONE = (  # targets that take few sources: a run of the loop, names of the mode
     ("megatron/dist_adam_tp2", "megatron_fsdp(dp=2)"),
     ("dcp/fsdp2_w4", "safetensors_shards(fsdp=2)"),
 )
-PAIRS = [*((name, target) for target in TARGETS for name in SOURCES), *ALONE]
+PAIRS = [*((name, target) for name in SOURCES for target in TARGETS), *ALONE]
 # Ends of names of values, which have one key each.
 PARTS = {
     " of the module": ("module_extra", "megatron_extra_state"),
@@ -74,6 +77,32 @@ PARTS = {
 POINTERS = ("latest", "latest_universal", "latest_checkpointed_iteration.txt")
 
 
+@pytest.fixture(autouse=True)
+def opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The headers of a fixture are read once.
+
+    All of its targets are made of them: no pass changes the checkpoint of a reader.
+    """
+    monkeypatch.setattr(opening, "open_checkpoint", partial(_opened, opening.open_checkpoint))
+
+
+def _opened(
+    read: Callable[..., Checkpoint],
+    path: Path,
+    order: object = None,
+    arguments: Mapping[str, object] | None = None,
+    first: str = "",
+) -> Checkpoint:
+    if not path.is_relative_to(FIXTURES) or order is not None or arguments or skips_optimizer():
+        return read(path, order, arguments, first)
+    key = (path, first)
+    if key not in OPENED:
+        OPENED.clear()  # the cases of a fixture are in one run of a process
+        OPENED[key] = read(path, order, arguments, first)
+    return OPENED[key]
+
+
+OPENED: dict[tuple[Path, str], Checkpoint] = {}
 REFUSALS = tomllib.loads((Path(__file__).parent / "refusals_of_fixtures.toml").read_text())
 
 
