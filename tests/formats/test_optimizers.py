@@ -15,6 +15,25 @@ from torch.distributed.checkpoint.state_dict_saver import save
 import ucpl
 
 Groups = list[dict[str, Any]]
+
+
+class CountsInNumbers(torch.optim.Optimizer):
+    """A bare number as `step`, as in Adafactor of transformers."""
+
+    def __init__(self, groups: Groups) -> None:
+        super().__init__(groups, {"lr": 0.1, "scale": 2.0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        assert closure is None
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["step"] = state.get("step", 0) + 1
+                state["mean"] = state.get("mean", 0) + parameter.grad
+                parameter -= group["lr"] / group["scale"] * state["mean"]
+
+
 OPTIMIZERS: dict[str, Callable[[Groups], torch.optim.Optimizer]] = {
     "SGD without momentum": torch.optim.SGD,
     "SGD": lambda groups: torch.optim.SGD(groups, momentum=0.9, nesterov=True),
@@ -28,6 +47,7 @@ OPTIMIZERS: dict[str, Callable[[Groups], torch.optim.Optimizer]] = {
     "Adamax": torch.optim.Adamax,
     "ASGD": torch.optim.ASGD,
     "Rprop": torch.optim.Rprop,
+    "numbers": CountsInNumbers,
 }
 WAYS = (
     "dcp(fsdp = 3)",
@@ -91,6 +111,7 @@ def test_a_job_resumes_with_its_state(kind: str, way: str, tmp_path: Path) -> No
         mine, its = optimizer.state[ours], other.state[theirs]
         assert mine.keys() == its.keys()
         assert all(torch.equal(*map(torch.as_tensor, (mine[state], its[state]))) for state in mine)
+        assert kind != "numbers" or (type(its["step"]) is int and mine["step"] == 2)
     values = [[{k: v for k, v in g.items() if k != "params"} for g in one.param_groups] for one in (optimizer, other)]
     assert values[0] == values[1]
 

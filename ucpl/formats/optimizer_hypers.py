@@ -20,7 +20,15 @@ if TYPE_CHECKING:
     from ucpl.extents import ParameterGroup, Structure
     from ucpl.files.checkpoint import Checkpoint
 
-__all__ = ["NUMBERED", "advice", "completed", "frozen_in_no_group", "masters_as_states", "members_without_states"]
+__all__ = [
+    "NUMBERED",
+    "advice",
+    "completed",
+    "counts_in_tensors",
+    "frozen_in_no_group",
+    "masters_as_states",
+    "members_without_states",
+]
 
 _SHOWN = 3
 NUMBERED = (
@@ -72,6 +80,15 @@ def completed(source: Checkpoint, structure: Structure, group: ParameterGroup) -
             remedy=f"leave {DECOUPLED} out of dcp(...)",
         )
     return {**made, **hyper}
+
+
+def counts_in_tensors(group: ParameterGroup | None) -> bool:
+    """Test for an optimizer whose `step` is a tensor.
+
+    torch's own Adam and AdamW have one since torch 1.12. A bare number of another optimizer stays one:
+    `torch.distributed.checkpoint.load` rejects a stored tensor where the job's optimizer has a number.
+    """
+    return group is None or not group.hyper or _is_adam(named_hyper(group.hyper, group.every))
 
 
 def advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from math import prod
 
 from attrs import evolve, field
@@ -17,6 +18,7 @@ from ucpl.extents import (
     Call,
     Extent,
     Global,
+    ParameterGroup,
     Scalar,
     Size,
     StorageRef,
@@ -40,7 +42,7 @@ from ucpl.formats.dcp.folders import MODEL, OF_STEP, OPTIMIZER
 from ucpl.formats.dcp.metadata import ENVELOPE, METADATA, Step
 from ucpl.formats.dcp.wrapped import wrapped_of
 from ucpl.formats.leaving import EMPTY, META, empty_tensors
-from ucpl.formats.optimizer_hypers import completed
+from ucpl.formats.optimizer_hypers import completed, counts_in_tensors
 from ucpl.formats.torch_dicts import VALUES
 from ucpl.formats.torch_optimizer import EXTRA as OTHERS
 from ucpl.records import define
@@ -350,19 +352,23 @@ class DCPWriter:
         return {n: one if one.buffer else evolve(one, states=states, numbers=numbers) for n, one in found.items()}
 
     def numbers(self) -> None:
-        """Write numbers of parameters: torch's `step` as a tensor without dims."""
+        """Write numbers of parameters: Adam's `step` as a tensor without dims."""
         for state, values in self.source.state.scalars.items():
             for name, value in values.items():
                 self.number(name, state, value)
 
     def number(self, name: str, state: str, value: object) -> None:
-        one = _tensor_of(value) if state == "step" else value
+        one = _tensor_of(value) if state == "step" and counts_in_tensors(self.group_of.get(name)) else value
         if isinstance(one, Scalar):
             made = TensorRef(StorageRef("0", one.dtype, prod(one.shape)), 0, one.shape, strides(one.shape))
             entry = f"{self.states}{name}.{state}"
             self.chunk(0, entry, (0,) * len(one.shape), Archive(made, {"0": one.data}), one.shape)
         else:
             self.value(self.within("state", name, state), value)
+
+    @cached_property
+    def group_of(self) -> dict[str, ParameterGroup]:
+        return {name: group for group in self.source.state.groups for name in group.every}
 
     def other_states(self) -> None:
         """Write states that are neither one value per element nor a number."""
