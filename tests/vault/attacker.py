@@ -85,17 +85,20 @@ def tls(port: int, keys: str, highest: str) -> list[str]:
     return found
 
 
-def slow(port: int, count: int) -> int:
-    """Strangers that send single bytes until standard input ends.
+def slow(port: int, count: int, most_bytes: int = 16_000) -> int:
+    """Strangers that send single bytes.
 
-    Returns the number of connections that were closed before that.
+    They end with standard input, or after so many bytes. Prints "closed" at the first connection that was closed.
+    Returns the number of those that were closed before the end.
     """
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     channels: list[socket.socket] = []
-    gone, is_there = 0, False
-    hello = bytes.fromhex("160301020001")  # as TLS begins
-    while not select.select([sys.stdin], [], [], 0.05)[0]:
+    gone, is_there, is_closed = 0, False, False
+    hello = bytes.fromhex("160301400001")  # as TLS begins: a record of 16 KiB
+    for _ in range(most_bytes):
+        if select.select([sys.stdin], [], [], 0.05)[0]:
+            break
         while len(channels) < count:
             channel = socket.create_connection(("127.0.0.1", port), timeout=5)
             channel.setblocking(False)
@@ -113,6 +116,9 @@ def slow(port: int, count: int) -> int:
         if not is_there:
             print(json.dumps("there"), flush=True)
             is_there = True
+        if gone and not is_closed:
+            print(json.dumps("closed"), flush=True)
+            is_closed = True
     return gone
 
 
@@ -184,16 +190,53 @@ def files(home: str) -> list[str]:
     return found
 
 
+def swap(place: str, to: str) -> str:
+    """Put a link in the place of a folder."""
+    os.rename(place, f"{place}.aside")
+    os.symlink(to, place)
+    return place
+
+
+def seen(process: int) -> str:
+    """All readable files of a process of another user.
+
+    The files behind its descriptors are among them.
+    """
+    found = b""
+    for top, folders, names in os.walk(f"/proc/{process}"):
+        folders[:] = [name for name in folders if name not in ("net", "task")]  # of the host; the same again
+        for name in (*names, *folders):
+            with suppress(OSError), open(Path(top, name), "rb", buffering=0) as file:
+                found += file.read(1 << 20) or b""
+    return found.hex()
+
+
 def squat(shared: str, how: str) -> str:
     """Create the folder first.
 
-    It is a folder for everybody, a link to one, or one with an existing inner folder.
+    It is a folder for everybody, a link to one, one with an existing inner folder, or no folder.
     """
     os.umask(0)
     mine = Path(shared, "mine")
     mine.mkdir(exist_ok=True)
     root = Path(shared, f"root-{how}")
-    if how == "link":
+    if how.startswith("no-"):
+        kind, at = how.split("-")[1:]
+        if at == "job":
+            root.mkdir(mode=0o1777)
+        place = root / "job" if at == "job" else root
+        if kind == "file":
+            place.touch()
+        elif kind == "pipe":
+            os.mkfifo(place, 0o666)
+        elif kind == "socket":
+            socket.socket(socket.AF_UNIX).bind(str(place))
+        elif kind == "name":
+            Path(shared, how).touch()
+            os.link(Path(shared, how), place)
+        else:
+            os.symlink(mine / "nothing", place)
+    elif how == "link":
         os.symlink(mine, root)
     elif how in ("folder", "closed"):
         root.mkdir(mode=0o777 if how == "folder" else 0o755)

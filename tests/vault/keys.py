@@ -34,12 +34,18 @@ def keys_of(number: int) -> Path:
 
 
 def forged(
-    folder: Path, who: str, *, days: tuple[int, int] = (-1, 10), signer: Path | None = None, use: str = "both"
+    folder: Path,
+    who: str,
+    *,
+    days: tuple[int, int] = (-1, 10),
+    signer: Path | None = None,
+    use: str = "both",
+    by_itself: bool = False,
 ) -> Path:
     """Keys of `who` that this library would not make.
 
     days: the validity of the certificate, relative to now. signer: a folder whose `tls.key` signs like an authority.
-    use: the purpose of the certificate.
+    use: the purpose of the certificate. by_itself: its own key signs, in the name of the authority.
     """
     folder.mkdir()
     name, key = ("ca", "ca.key") if signer is None else ("tls", "tls.key")
@@ -64,7 +70,7 @@ def forged(
         .add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(f"ucpl:{who}")]), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(its_key.public_key()), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(own.public_key()), critical=False)
-        .sign(its_key, hashes.SHA256())
+        .sign(own if by_itself else its_key, hashes.SHA256())
     )
     chain = made.public_bytes(Encoding.PEM) + (b"" if signer is None else issuer.public_bytes(Encoding.PEM))
     shutil.copy(authority() / "ca.crt", folder)

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -29,12 +28,14 @@ import pytest
 from tests.vault.keys import authority, forged, keys_of
 from tests.vault.small import job
 from tests.vault.test_hosts import Cluster, cluster, listed
+from ucpl.cli import main
 from ucpl.errors import UcplError
 from ucpl.ranks.file_server import FileServer, Peer
 from ucpl.storage import wire
 from ucpl.storage.authentication import UnixConnector, UnixListener
 from ucpl.storage.keys import Keys
 from ucpl.storage.vaults import remote_domain
+from ucpl.storage.vaults.domains import is_locked
 from ucpl.storage.vaults.remote_domain import RemoteDomain
 from ucpl.vault import Vault, cleanup, peers
 from ucpl.vault.cleanup import remove_vaults
@@ -63,8 +64,11 @@ class Attack:
         self.process = subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, text=True, cwd=shared)
 
     def is_there(self) -> None:
+        self.says("there")
+
+    def says(self, word: str) -> None:
         assert self.process.stdout is not None
-        assert self.process.stdout.readline().strip() == '"there"', self.process.communicate(timeout=60)
+        assert self.process.stdout.readline().strip() == f'"{word}"', self.process.communicate(timeout=60)
 
     def answer(self) -> Any:
         out, err = self.process.communicate(timeout=60)
@@ -120,12 +124,13 @@ BAD_CERTIFICATES: dict[str, dict[str, Any]] = {
     "expired": {"days": (-9, -1)},
     "not yet": {"days": (1, 9)},
     "signed by a member": {"signer": keys_of(2)},
+    "signed by itself": {"by_itself": True},
     "of a server alone": {"use": "server"},
     "for code": {"use": "code"},
 }
 
 
-@pytest.mark.parametrize("how", ["expired", "not yet", "signed by a member", "for code"])
+@pytest.mark.parametrize("how", ["expired", "not yet", "signed by a member", "signed by itself", "for code"])
 def test_a_server_is_not_asked_or_begun_by_a_bad_certificate(made, tmp_path, how):
     """A process at a dead host's address may have an expired certificate."""
     bad = forged(tmp_path / "bad", "d1", **BAD_CERTIFICATES[how])
@@ -206,9 +211,9 @@ def test_members_save_while_a_thousand_strangers_say_little(made, shared, monkey
 
 def test_a_greeting_ends_in_time_however_many_bytes_come(made, shared, monkeypatch):
     monkeypatch.setattr(wire, "GREETING", 0.5)
-    attack = Attack(shared, "slow", made.ports[1], 1)
+    attack = Attack(shared, "slow", made.ports[1], 1, 400)
     attack.is_there()
-    time.sleep(1.5)
+    attack.says("closed")
     assert attack.answer() >= 1
 
 
@@ -264,6 +269,29 @@ def test_a_member_speaks_for_its_own_domain_alone(made, tmp_path):
     assert "job.json" in RemoteDomain(made.homes[2], 0, listed(made.homes[2])).ask(large).decode()
 
 
+def test_a_member_that_moves_another_domain_away_stops_saves_until_that_restarts(made):
+    """Its certificate is valid for its own seat alone.
+
+    News of a replacement may come from any member.
+    """
+    at = [("127.0.0.1", port) for port in made.ports]
+    seats = [0, 1 << 61, 0]
+    RemoteDomain(made.homes[0], 1, listed(made.homes[0])).ask(
+        {"op": "hosts", "at": [at[0], at[0], at[2]], "seats": seats}
+    )
+    with pytest.raises(UcplError, match=r"E694: d1 of .* is now served by .*: this server ends"):
+        made.servers[1].turn()
+    made.servers.pop(1)._ends.close()
+    assert made.read(1) == 10
+    with pytest.raises(OSError, match=r"d1 of job, at .*, is another process: its certificate is of ucpl:d0"):
+        RemoteDomain(made.homes[2], 1, listed(made.homes[1])).ask({"op": "names"})
+    remote_domain._silent.clear()
+    made.serve(1)
+    made.turn()
+    made.step(20)
+    assert [made.read(n) for n in range(3)] == [20, 20, 20]
+
+
 @other_users
 def test_ranks_on_one_host_serve_processes_of_their_own_user_alone(tmp_path, shared):
     (tmp_path / "a").write_bytes(b"0123456789")
@@ -289,6 +317,28 @@ def test_a_vault_in_a_place_for_everybody_is_its_owners_alone(shared):
 
 
 @other_users
+def test_nothing_of_a_member_is_readable_in_proc(made, shared):
+    """Keys, state and environment of a process that serves and saves."""
+    told = bytes.fromhex(Attack(shared, "seen", os.getpid()).answer())
+    assert b"Uid:" in told  # its status, which everybody sees
+    keys = [keys_of(n).joinpath("tls.key").read_bytes() for n in range(3)]
+    held = [data for path, data in all_files(made).items() if len(data) > 64]
+    assert len(held) > 9 and not [data for data in (*keys, *held, b"PATH=") if data[:64] in told]
+
+
+@other_users
+@pytest.mark.parametrize("place", ["root", "job"])
+@pytest.mark.parametrize("kind", ["file", "pipe", "socket", "name", "link"])
+def test_no_folder_of_another_user_gets_nothing(shared, kind, place):
+    root = Path(Attack(shared, "squat", str(shared), f"no-{kind}-{place}").answer())
+    for keys in ({}, {"hosts": "127.0.0.1:1", "keys": keys_of(0)}):
+        with pytest.raises(UcplError, match=r"E695: .* is not a folder|E686: .* is not safe from other users"):
+            Vault.make(root / "job", ranks=1, **keys)  # type: ignore[arg-type]
+    assert not any(path.stat().st_size for path in shared.glob("*no-*") if path.is_file())
+    assert {path.name for path in (shared / "mine", *root.rglob("*"))} <= {"mine", "job"}
+
+
+@other_users
 @pytest.mark.parametrize("how", ["folder", "closed", "link", "job", "job-link"])
 def test_a_folder_that_another_user_made_first_gets_nothing(shared, how):
     root = Path(Attack(shared, "squat", str(shared), how).answer())
@@ -298,24 +348,34 @@ def test_a_folder_that_another_user_made_first_gets_nothing(shared, how):
     assert [path for path in (*root.rglob("*"), *(shared / "mine").rglob("*")) if path.is_file()] == []
 
 
-def test_gc_removes_nothing_through_a_link_that_was_put_there_meanwhile(tmp_path, monkeypatch):
-    victim = tmp_path / "victim"
-    (victim / "d0/thesis").mkdir(parents=True)
-    (victim / "d0/thesis/chapter").write_text("years of work")
-    (victim / "d0/job.json").write_text("a name of ours")
+@pytest.mark.parametrize("swapped", ["job", "root"])
+def test_gc_removes_nothing_through_a_link_that_was_put_there_meanwhile(shared, tmp_path, monkeypatch, swapped):
+    """The vault is the attacker's own, and gc removes it as root."""
+    victim = tmp_path / "root/job"
+    (victim / "d0").mkdir(parents=True)
+    for name in ("job.json", "r0.s0"):
+        (victim / "d0" / name).write_text("of another vault")
+    top = shared / token_hex(4)
+    home = Vault.make(top / "root/job", ranks=1).home
+    if IS_ROOT:
+        for path in (top, *top.rglob("*")):
+            os.chown(path, NOBODY, NOBODY)
     removed = cleanup._removed
-    for swapped in ("job", "root"):
-        top = tmp_path / swapped
-        home = Vault.make(top / "root/job", ranks=1).home
 
-        def swap(found: Path, place: Path = home if swapped == "job" else home.parent) -> Any:
-            os.rename(place, f"{place}.aside")
-            os.symlink(victim if place.name == "job" else tmp_path / "job", place)
-            return removed(found)
+    def swap(found: Path) -> Any:
+        place, to = (home, victim) if swapped == "job" else (home.parent, victim.parent)
+        assert Attack(shared, "swap", str(place), str(to)).answer() == str(place)
+        return removed(found)
 
-        monkeypatch.setattr(cleanup, "_removed", swap)
-        assert [one.what for one in remove_vaults(top / "root", with_state=False)] == ["kept"]
-        assert sorted(path.name for path in victim.rglob("*")) == ["chapter", "d0", "job.json", "thesis"]
+    monkeypatch.setattr(cleanup, "_removed", swap)
+    assert [one.what for one in remove_vaults(top / "root", with_state=False)] == ["kept"]
+    assert sorted(path.name for path in victim.rglob("*")) == ["d0", "job.json", "r0.s0"]
+
+
+def test_a_look_at_a_lock_makes_no_file(tmp_path, monkeypatch):
+    """Another user removes it meanwhile, and links its folder."""
+    monkeypatch.setattr(os.path, "exists", lambda path: True)
+    assert not is_locked(tmp_path / "server.lock") and not list(tmp_path.iterdir())
 
 
 @other_users
@@ -335,3 +395,20 @@ def test_root_writes_nothing_through_links_in_a_vault_of_another_user(tmp_path):
     assert (home / "d1/job.json").read_text() == "damaged"
     assert restore_newest(home, lambda source: None).source == f"vault:{home}@1"
     assert precious.read_text() == "root's own"
+
+
+@other_users
+def test_who_reads_a_vault_of_another_user_is_warned(tmp_path, capsys):
+    """After a restart of the host, its place is free."""
+    home = tmp_path / "job"
+    with job(home, 2, "mirror") as here:
+        here.save(1)
+        here.turn()
+    assert main(["vault", "persist", str(home), str(tmp_path / "mine")]) == 0
+    assert "warning" not in capsys.readouterr().err
+    os.chown(home, NOBODY, NOBODY)
+    assert main(["vault", "persist", str(home), str(tmp_path / "theirs")]) == 0
+    said = f"warning: {home} is not safe from other users: it belongs to user {NOBODY}"
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert main(["vault", "restore", str(home), str(tmp_path / "restored"), "--to", "plain()"]) != 0  # no tensors
+    assert said in " ".join(capsys.readouterr().err.split())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 from argparse import Namespace
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -217,6 +218,7 @@ def _restore(home: Path, options: Namespace, console: Console) -> int:
             raise UcplError(evolve(first, remedy=_REMEDIES[first.code]), *others) from error
         rebuilt = done.report.bytes_rebuilt
 
+    _warn_of_others(home, console)
     persisted = Path(options.otherwise) if options.otherwise else None
     made = restore_newest(home, read, generation=_generation(options), persisted=persisted)
     for source, why in made.passed:
@@ -239,10 +241,25 @@ def _restore(home: Path, options: Namespace, console: Console) -> int:
     return Exit.DONE
 
 
+def _warn_of_others(home: Path, console: Console) -> None:
+    """Report a vault that another user may have changed.
+
+    It is read all the same.
+    """
+    from ucpl.owned import demand_owned
+
+    with suppress(OSError):  # it does not exist: a restore may read persisted folders
+        try:
+            demand_owned(home)
+        except UcplError as error:
+            console.note(f"warning: {error.diagnostics[0].message}; its state may be of another user")
+
+
 def _persist(home: Path, options: Namespace, console: Console) -> int:
     from ucpl.storage.vaults.committed import get_unreadable_newer
     from ucpl.vault.persist import persist
 
+    _warn_of_others(home, console)
     passed = get_unreadable_newer(home) if not options.generation else {}
     memory = persist(home, Path(options.target), _generation(options))
     rebuilt = f", {bytes_text(memory.all_rebuilt)} rebuilt" if memory.all_rebuilt else ""

@@ -225,10 +225,8 @@ def _locked(fd: int, end: float) -> bool:
 
 def is_locked(path: Path) -> bool:
     """True if a running process holds a lock. Creates no file."""
-    if not os.path.exists(path):  # or it is unreadable
-        return False
     try:
-        with hold_lock(path, wait=0) as mine:
-            return not mine
-    except OSError:
+        with open_unshared(path, os.O_RDWR) as fd:
+            return not _locked(fd, end=0.0)
+    except OSError:  # there is none, or it is unreadable
         return False
