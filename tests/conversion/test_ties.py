@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch.distributed.checkpoint.state_dict_loader import load
 
 import ucpl as api
 from tests.cli.command import good, ucpl
@@ -59,6 +60,19 @@ def test_the_module_has_both_names_of_one_tensor(folder: Path, call: str, names:
     assert "load_module_strict" not in " ".join(advice(open_checkpoint(source), api.plan(str(source), call).target))
 
 
+@pytest.mark.parametrize("names", [(EMBED,), (HEAD,), (EMBED, HEAD)])
+def test_a_job_of_torch_finds_both_names(folder: Path, names: tuple[str, ...]) -> None:
+    tensors = {name: TENSORS[EMBED].clone() for name in names} | {"model.norm.weight": TENSORS["model.norm.weight"]}
+    source = saved(folder, tensors)
+    good("convert", source, folder / "t", "--to", "dcp(fsdp=2)")
+    state = {"model": {name: torch.zeros_like(TENSORS.get(name, TENSORS[EMBED])) for name in (*TENSORS, HEAD)}}
+    load(state, checkpoint_id=folder / "t")
+    assert torch.equal(state["model"][HEAD], TENSORS[EMBED]) and torch.equal(state["model"][EMBED], TENSORS[EMBED])
+    good("convert", source, folder / "t.pt", "--to", 'torch_file(model="")')
+    loaded = torch.load(folder / "t.pt")
+    assert torch.equal(loaded[HEAD], TENSORS[EMBED]) and torch.equal(loaded[EMBED], TENSORS[EMBED])
+
+
 def test_a_tie_is_reported_with_what_says_it(folder: Path) -> None:
     source = saved(folder, TENSORS)
     out = good("convert", source, folder / "t", "--to", "zero1(dp=2)", "--dry-run").out
@@ -84,6 +98,24 @@ def test_a_class_that_cannot_be_asked_ties_nothing(folder: Path, monkeypatch: py
     monkeypatch.setattr("ucpl.inference.hf.networks.network_of", missing)
     out = good("convert", saved(folder, TENSORS), folder / "t", "--to", "zero1(dp=2)").out
     assert "load_module_strict=False" in out and set(module_of(folder / "t")) == set(TENSORS)
+    out = good("convert", folder / "source", folder / "d", "--to", "dcp(fsdp=2)").out
+    assert "DefaultLoadPlanner(allow_partial_load=True)" in out
+
+
+def test_a_common_class_needs_no_transformers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(config: object) -> Network:
+        fail("E396", "transformers is not installed", Label("config.json"))
+
+    monkeypatch.setattr("ucpl.inference.hf.networks.network_of", missing)
+    config = {
+        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "tie_word_embeddings": True, "vocab_size": 4,
+        "hidden_size": 3, "intermediate_size": 2, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
+    }  # fmt: skip
+    words = {"model.embed_tokens.weight": TENSORS[EMBED], "model.norm.weight": TENSORS["model.norm.weight"]}
+    source = saved(folder, words)
+    (source / "config.json").write_text(json.dumps(config))
+    out = good("convert", source, folder / "t", "--to", "dcp(fsdp=2)", "--dry-run").out
+    assert "alias = lm_head.weight of model.embed_tokens.weight: tied in Qwen2ForCausalLM" in out
 
 
 def test_weights_alone_are_written_as_they_were(folder: Path) -> None:

@@ -1,8 +1,8 @@
 """Tied weights from the class of a Hugging Face folder's config.
 
 transformers stores a tied tensor once; its Trainer under DeepSpeed stores it under both names, as two tensors. For an engine of
-DeepSpeed they are one parameter with two names in either case. If the class cannot be loaded, as without transformers, no ties
-are found.
+DeepSpeed they are one parameter with two names in either case. Other loaders of a job request both names, too. If the class
+cannot be loaded, as without transformers, no ties are found.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def with_ties(made: Side, source: Side, given: Given) -> tuple[Given, tuple[Note
     if (
         made.layout.aliases
         or not _may_tie(checkpoint, given.config)
-        or not format_named(made.layout.framework).has_engine
+        or not format_named(made.layout.framework).has_names_of_modules
     ):
         return given, ()
     from ucpl.inference.hf.ties import tied

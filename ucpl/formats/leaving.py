@@ -13,7 +13,7 @@ from attrs import evolve
 from ucpl.errors import Label, fail
 from ucpl.extents import Structure, TrainState
 from ucpl.files.checkpoint import Checkpoint
-from ucpl.files.model_texts import TEXTS
+from ucpl.files.model_texts import TEXTS, config_of
 from ucpl.files.values import Empty, Value
 from ucpl.registry import format_named, formats
 
@@ -34,6 +34,7 @@ __all__ = [
     "objects_advice",
     "other_states",
     "run_values",
+    "tied_advice",
     "with_names",
     "without_states",
 ]
@@ -161,3 +162,19 @@ def run_values(carried: Mapping[object, object]) -> dict[object, object]:
     for one in formats().values():
         carried = one.run_values(carried)
     return dict(carried)
+
+
+def tied_advice(source: Checkpoint, structure: Structure, remedy: str) -> tuple[str, ...]:
+    """Advice on a tied tensor whose second name is unknown.
+
+    remedy: the loader that takes one name.
+    """
+    config = config_of(source)
+    if config is None or config.get("tie_word_embeddings") is not True or structure.aliases:
+        return ()
+    if any(tensor.name == "lm_head.weight" for tensor in structure.tensors):
+        return ()
+    return (
+        "config.json says tie_word_embeddings, and a Hugging Face folder stores such a tensor once: a module has it under two"
+        f" names. With transformers installed both are written; else {remedy} is content with one",
+    )

@@ -85,10 +85,12 @@ class DCPFormat(Format):
 
     def advice(self, source: Checkpoint, structure: Structure) -> tuple[str, ...]:
         from ucpl.formats.dcp.wrapped import advice as of_wraps
+        from ucpl.formats.leaving import tied_advice
         from ucpl.formats.optimizer_hypers import advice, masters_as_states
 
+        tied = tied_advice(source, structure, "DefaultLoadPlanner(allow_partial_load=True)")
         masters = masters_as_states(source, structure)
-        return (*advice(source, structure), *of_wraps(source, structure), *masters)
+        return (*tied, *advice(source, structure), *of_wraps(source, structure), *masters)
 
 
 FORMAT = DCPFormat()

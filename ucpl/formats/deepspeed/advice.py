@@ -5,7 +5,7 @@ from __future__ import annotations
 from ucpl.extents import Structure
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.groups import differences
-from ucpl.files.model_texts import config_of
+from ucpl.formats.leaving import tied_advice
 from ucpl.formats.optimizer_hypers import NUMBERED, frozen_in_no_group, members_without_states
 
 WARM = (
@@ -39,13 +39,6 @@ FIRST = (
 )
 
 
-TIED = (
-    "config.json says tie_word_embeddings, and a Hugging Face folder stores such a tensor once: a module has it under two"
-    " names. With transformers installed both are written; else engine.load_checkpoint(..., load_module_strict=False) is"
-    " content with one"
-)
-
-
 ADAGRAD = (
     "DeepSpeed 0.19.8 loads no Adagrad at stage 3, its own neither: zero1 or zero2 with one group, or"
     " engine.load_checkpoint(..., load_optimizer_states=False)"
@@ -64,7 +57,8 @@ BOOLS = "torch's optimizers make {names} of the parameters' type when they load 
 
 def advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
     """Advice on left out or tied parameters, missing states, and unsupported optimizers."""
-    lenient = (LENIENT,) if source.missing_tensors else (TIED,) if _is_tied(source, structure) else ()
+    tied = tied_advice(source, structure, "engine.load_checkpoint(..., load_module_strict=False)")
+    lenient = (LENIENT,) if source.missing_tensors else tied
     stateless = members_without_states(source, structure)
     return (*lenient, *_mixed(structure), *_warm(source, structure), *stateless, *_of_optimizer(source, structure))
 
@@ -107,12 +101,6 @@ def _first_alone(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
     tensors = tuple(source.carried_extents.values())
     keys = dict.fromkeys(key for group in groups[1:] for key in differences(groups[0].hyper, group.hyper, tensors))
     return (FIRST.format(keys=", ".join(keys)),) if keys else ()
-
-
-def _is_tied(source: Checkpoint, structure: Structure) -> bool:
-    """Test whether the class ties a tensor whose second name is unknown."""
-    config = config_of(source)
-    return config is not None and config.get("tie_word_embeddings") is True and not structure.aliases
 
 
 def _warm(source: Checkpoint, structure: Structure) -> tuple[str, ...]:

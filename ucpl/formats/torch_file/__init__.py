@@ -56,12 +56,14 @@ class TorchFileFormat(Format):
         return "a state dict alone has no place for it" if is_left else ""
 
     def advice(self, source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+        from ucpl.formats.leaving import tied_advice
         from ucpl.formats.optimizer_hypers import NUMBERED, frozen_in_no_group, masters_as_states
 
+        tied = tied_advice(source, structure, "module.load_state_dict(..., strict=False)")
         if self.has_tensors_alone(structure.settings):
-            return ()
+            return tied
         masters = () if structure.settings.get("master_list") else masters_as_states(source, structure)
-        return (*frozen_in_no_group(source, structure, NUMBERED), *masters)
+        return (*tied, *frozen_in_no_group(source, structure, NUMBERED), *masters)
 
     def known_globals(self) -> frozenset[str]:
         from ucpl.formats.torch_dicts import VALUES

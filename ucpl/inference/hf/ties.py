@@ -1,10 +1,11 @@
 """Second names that a class ties and a folder leaves out.
 
-DeepSpeed requests all names of a module.
+DeepSpeed and torch's loaders request all names of a module.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from attrs import evolve
@@ -25,37 +26,46 @@ def tied(model: nodes.Model, config: Config) -> tuple[nodes.Model, tuple[Note, .
 
     It is unchanged if the class cannot be made.
     """
-    from ucpl.inference.hf.networks import network_of
-
-    try:
-        network = network_of(config)
-    except UcplError:
-        return model, ()
-    return with_ties(model, network)
+    owners, class_name = _of_class(config)
+    return _with_names(model, owners, class_name)
 
 
-def pairs(config: Config) -> dict[str, str]:
+def pairs(config: Config) -> Mapping[str, str]:
     """Second names of the config's class, each with the first.
 
     Empty if the class cannot be made.
     """
-    from ucpl.inference.hf.networks import network_of
-
-    try:
-        return dict(network_of(config).owners)
-    except UcplError:
-        return {}
+    return _of_class(config)[0]
 
 
 def with_ties(model: nodes.Model, network: Network) -> tuple[nodes.Model, tuple[Note, ...]]:
-    """The model with second names of the class that it lacks.
+    """The model with second names of the class that it lacks."""
+    return _with_names(model, network.owners, network.root.class_name)
 
-    The model may have either of two names.
+
+def _of_class(config: Config) -> tuple[Mapping[str, str], str]:
+    """Second names, and the name of the class.
+
+    Common classes need no transformers.
     """
+    from ucpl.inference.hf.families import HEAD, KINDS, WORDS, shapes_of
+    from ucpl.inference.hf.networks import network_of
+
+    if shapes_of(config) is not None:
+        return ({HEAD: WORDS} if config.get("tie_word_embeddings") else {}), KINDS[str(config["model_type"])]
+    try:
+        network = network_of(config)
+    except UcplError:
+        return {}, ""
+    return network.owners, network.root.class_name
+
+
+def _with_names(model: nodes.Model, owners: Mapping[str, str], class_name: str) -> tuple[nodes.Model, tuple[Note, ...]]:
+    """The model may have either of two names."""
     paths = {item.path for item in model.items if isinstance(item, nodes.Tensor | nodes.Alias)}
-    each = [pair if pair[1] in paths else pair[::-1] for pair in network.owners.items()]
+    each = [pair if pair[1] in paths else pair[::-1] for pair in owners.items()]
     lacking = {alias: owner for alias, owner in each if alias not in paths and owner in paths}
     items = (*model.items, *(nodes.Alias(alias, owner) for alias, owner in lacking.items()))
-    said = f"tied in {network.root.class_name}"
+    said = f"tied in {class_name}"
     notes = tuple(("alias", f"{alias} of {owner}", said) for alias, owner in lacking.items())
     return evolve(model, items=items), notes
