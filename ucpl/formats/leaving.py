@@ -11,9 +11,10 @@ from pathlib import Path
 from attrs import evolve
 
 from ucpl.errors import Label, fail
-from ucpl.extents import Structure, TrainState
+from ucpl.extents import ParameterGroup, Structure, TrainState
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.model_texts import TEXTS, config_of
+from ucpl.files.scalars import number_of
 from ucpl.files.values import Empty, Value
 from ucpl.registry import format_named, formats
 
@@ -35,6 +36,8 @@ __all__ = [
     "other_states",
     "run_values",
     "tied_advice",
+    "unstated_empty",
+    "with_empty_states",
     "with_names",
     "without_states",
 ]
@@ -111,6 +114,66 @@ def empty_tensors(state: TrainState, root: Path) -> dict[str, Empty]:
     """Tensors without elements by name; plans do not have them."""
     noted = Value(root, "plain.pt", (), state.blobs, "E481").find(EMPTY)
     return {name: Empty.of(value) for name, value in noted.named()} if noted is not None else {}
+
+
+def unstated_empty(source: Checkpoint) -> tuple[str, ...]:
+    """Parameters without elements that no group of an engine's files lists.
+
+    The files have neither their states nor the flag that they are trained.
+    """
+    state = source.state
+    if not format_named(state.framework).omits_empty_states or not any(group.hyper for group in state.groups):
+        return ()
+    listed = {name for group in state.groups for name in group.every}
+    found = empty_tensors(state, source.root).items()
+    return tuple(name for name, one in found if not (one.buffer or one.states or name in listed))
+
+
+def with_empty_states(source: Checkpoint, structure: Structure) -> Checkpoint:
+    """A source with the optimizer's states of parameters without elements.
+
+    Some formats do not store these states. In a job of one group they are those of the other parameters, and their step;
+    in the group, they have the places that the module gives them.
+    """
+    state, alone = source.state, unstated_empty(source)
+    found = empty_tensors(state, source.root)
+    is_one = len(structure.groups) == len(state.groups) == 1
+    groups = tuple(_with_members(source, group, alone) for group in state.groups) if is_one else state.groups
+    made = {name: one for group in groups for name, one in _states_of(source, structure, group, found).items()}
+    noted = state.blobs.get(EMPTY)
+    if not made or not isinstance(noted, dict):
+        return source
+    blobs = {**state.blobs, EMPTY: {**noted, **{name: {**noted[name], **made[name]} for name in made}}}
+    return evolve(source, state=evolve(state, groups=groups, blobs=blobs))
+
+
+def _with_members(source: Checkpoint, group: ParameterGroup, more: Sequence[str]) -> ParameterGroup:
+    """A group with more names, at places that the module gives."""
+    stated = source.state.blobs.get("module_names")
+    place = {name: at for at, name in enumerate(stated)} if isinstance(stated, list) else {}
+    every = [*group.every]
+    is_module_s = every == sorted(every, key=lambda name: place.get(name, -1))
+    listed = sorted((*every, *more), key=lambda name: place.get(name, -1)) if is_module_s else [*every, *more]
+    return evolve(group, listed=tuple(listed)) if more else group
+
+
+def _states_of(
+    source: Checkpoint, structure: Structure, group: ParameterGroup, found: Mapping[str, Empty]
+) -> dict[str, dict[str, object]]:
+    """States and numbers that files omit: of parameters without elements."""
+    lacking = [name for name in group.every if name in found and not (found[name].buffer or found[name].states)]
+    if not lacking or not format_named(source.state.framework).omits_empty_states:
+        return {}
+    counted = {"fp32", *source.state.scalars}
+    trained = [tensor for tensor in structure.tensors if tensor.states and tensor.name in group.members]
+    states = {state: "f32" for state in (trained[0].states if trained else ()) if state not in counted}
+    numbers = {}
+    for state, values in source.state.scalars.items():
+        held = [number_of(value) for name, value in values.items() if name in group.members]
+        several = {number for number in held if isinstance(number, int | float)}
+        if len(several) == 1:
+            numbers[state] = several.pop()
+    return {name: {"states": states, "numbers": {**numbers, **found[name].numbers}} for name in lacking}
 
 
 def other_states(state: TrainState) -> dict[str, None]:

@@ -7,13 +7,13 @@ requests each key of the job's optimizer, and rejects a folder that lacks one. `
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ucpl.errors import Label, fail
 from ucpl.files.groups import Hyper, named_hyper
 from ucpl.files.masters import FP32, SETTING
-from ucpl.formats.leaving import empty_tensors
+from ucpl.formats.leaving import unstated_empty
 from ucpl.registry import format_named
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ __all__ = [
     "frozen_in_no_group",
     "masters_as_states",
     "members_without_states",
+    "numbered_empty",
 ]
 
 _SHOWN = 3
@@ -151,16 +152,34 @@ def members_without_states(source: Checkpoint, structure: Structure) -> tuple[st
 
 def _of_empty(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
     """Parameters without elements whose group the source's files do not state."""
-    if not format_named(source.format).omits_empty_states or len(structure.groups) == 1:
+    found = unstated_empty(source)
+    if not found or len(structure.groups) == 1:
         return ()
-    found = [name for name, one in empty_tensors(source.state, source.root).items() if not one.buffer]
-    if not found:
-        return ()
-    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
     return (
-        f"{found[0]}{more} has no elements, and DeepSpeed's files do not say its group: its optimizer states are left out."
+        f"{_first_of(found)} has no elements, and DeepSpeed's files do not say its group: its optimizer states are left out."
         " If the optimizer trains it, load with DefaultLoadPlanner(allow_partial_load=True)",
     )
+
+
+def numbered_empty(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+    """Advice on parameters without elements for an optimizer that numbers its parameters."""
+    found = unstated_empty(source)
+    if not found or not any(tensor.states for tensor in structure.tensors):
+        return ()
+    said = f"{_first_of(found)} has no elements, and DeepSpeed's files do not say"
+    if len(structure.groups) == 1:
+        return (
+            f"{said} if the optimizer trains it: it has a number and states here. For an optimizer without it, take its"
+            " number out of the group",
+        )
+    return (
+        f"{said} its group: the target's optimizer has no number for it. A job whose optimizer has it gets torch's `doesn't"
+        " match the size of optimizer's group`: give it the others alone, and add it after loading",
+    )
+
+
+def _first_of(names: Sequence[str]) -> str:
+    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def _of_keys(source: Checkpoint, structure: Structure) -> tuple[str, ...]:

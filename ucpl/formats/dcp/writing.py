@@ -37,11 +37,10 @@ from ucpl.files.pickles import dumps, unsafe_globals
 from ucpl.files.plain_values import encode
 from ucpl.files.scalars import number_of
 from ucpl.files.torch_files import layout_archive
-from ucpl.files.values import Empty
 from ucpl.formats.dcp.folders import MODEL, OF_STEP, OPTIMIZER
 from ucpl.formats.dcp.metadata import ENVELOPE, METADATA, Step
 from ucpl.formats.dcp.wrapped import wrapped_of
-from ucpl.formats.leaving import EMPTY, META, empty_tensors
+from ucpl.formats.leaving import EMPTY, META, empty_tensors, with_empty_states
 from ucpl.formats.optimizer_hypers import completed, counts_in_tensors
 from ucpl.formats.torch_dicts import VALUES
 from ucpl.formats.torch_optimizer import EXTRA as OTHERS
@@ -59,7 +58,7 @@ def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Ch
 
     Raises: UcplError E471 for a value with the name of another one, E486 for names that no loader looks for.
     """
-    return DCPWriter(structure, targets, source).skeleton()
+    return DCPWriter(structure, targets, with_empty_states(source, structure)).skeleton()
 
 
 @define(eq=False)
@@ -322,7 +321,7 @@ class DCPWriter:
         return (*top, ".".join(map(str, steps))) if self.is_flat else (*top, *steps)
 
     def empty(self) -> None:
-        for name, one in self.empty_ones().items():
+        for name, one in empty_tensors(self.source.state, self.source.root).items():
             made = TensorRef(StorageRef("0", one.dtype, 0), 0, one.shape, strides(one.shape))
             self.chunk(0, self.prefix + name, (0,) * len(one.shape), Archive(made), one.shape)
             for state, dtype in one.states.items() if self.has_states else ():
@@ -331,25 +330,6 @@ class DCPWriter:
             for state, number in one.numbers.items() if self.has_states else ():
                 if name not in self.source.state.scalars.get(state, {}):
                     self.number(name, state, number)
-
-    def empty_ones(self) -> dict[str, Empty]:
-        """Tensors without elements, with their optimizer states.
-
-        Some formats do not store these states. In a job of one group they are those of the other parameters, and
-        their step.
-        """
-        found = empty_tensors(self.source.state, self.source.root)
-        if not format_named(self.source.format).omits_empty_states or len(self.structure.groups) != 1:
-            return found
-        trained = [t for t in self.structure.tensors if t.states]
-        counted = {"fp32", *self.source.state.scalars}
-        states = {s: "f32" for s in (trained[0].states if trained else ()) if s not in counted}
-        numbers = {}
-        for state, values in self.source.state.scalars.items():
-            several = {number_of(value) for value in values.values() if isinstance(number_of(value), int | float)}
-            if len(several) == 1:
-                numbers[state] = several.pop()
-        return {n: one if one.buffer else evolve(one, states=states, numbers=numbers) for n, one in found.items()}
 
     def numbers(self) -> None:
         """Write numbers of parameters: Adam's `step` as a tensor without dims."""
@@ -388,10 +368,8 @@ class DCPWriter:
     def groups(self) -> None:
         if not self.has_states:
             return
-        listed = {name for group in self.source.state.groups for name in group.every}
-        alone = [name for name, one in self.empty_ones().items() if one.states and name not in listed]
         for number, group in enumerate(self.source.state.groups):
-            every = (*group.every, *alone)
+            every = group.every
             said = completed(self.source, self.structure, group)
             for owner in every if self.is_flat else (number,):
                 for key, value in said.items():

@@ -6,7 +6,7 @@ from ucpl.extents import Structure
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.groups import differences
 from ucpl.formats.leaving import tied_advice
-from ucpl.formats.optimizer_hypers import NUMBERED, frozen_in_no_group, members_without_states
+from ucpl.formats.optimizer_hypers import NUMBERED, frozen_in_no_group, members_without_states, numbered_empty
 
 WARM = (
     "the source has no optimizer state: engine.load_checkpoint(..., load_optimizer_states=False,"
@@ -82,6 +82,7 @@ def _of_optimizer(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
     bools = {str(key[-1]) for (_, key), e in source.extents.items() if e.dtype == "bool" and key[-1] in states}
     if not stage and not structure.settings.get("masters"):
         out += frozen_in_no_group(source, structure, NUMBERED_ALONE)
+        out += numbered_empty(source, structure)
     return (*out, *([BOOLS.format(names=", ".join(sorted(bools)))] if bools else []))
 
 

@@ -86,6 +86,7 @@ class Gathered:
     stated: list[Flat] = field(factory=list)
     counted: set[str] = field(factory=set)  # states that are one number of a parameter, whatever its shape
     vocabulary: dict[str, int] = field(factory=dict)  # tensor -> words: rows behind them are padding
+    of_empty: dict[str, dict[str, object]] = field(factory=dict)  # parameter without elements -> its states and numbers
     numbers: dict[tuple[str, str], int] = field(
         factory=dict
     )  # file of an optimizer without ZeRO, parameter -> its number
@@ -198,7 +199,11 @@ class Gathered:
         """
         version = Value.of(files[0]).find("ds_version")
         said = version.held if version is not None and isinstance(version.held, str) else ""
-        known = {tensor.name for tensor in facts.tensors} | {*_empty_in(self.blobs)}
+        empty = _empty_in(self.blobs)
+        known = {tensor.name for tensor in facts.tensors} | {*empty}
+        if held := {name: one for name, one in self.of_empty.items() if name in empty}:
+            noted = {name: dict(one) for name, one in empty.items() if isinstance(one, dict)}
+            self.blobs["empty_tensors"] = {name: one | held.get(name, {}) for name, one in noted.items()}
         made = Checkpoint(
             top=place.top,
             root=place.root,

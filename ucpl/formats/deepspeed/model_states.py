@@ -237,8 +237,12 @@ def _numbered_shapes(writer: StepWriter, file: FileBuilder) -> list[OrderedDict[
     DeepSpeed neither writes nor reads them there.
     """
     here = writer.numbered(file)
-    groups = [[n for n in members if here is None or n in here] for members in writer.groups_numbered()]
-    return [OrderedDict((n, Size(_local(writer, writer.kinds[n]))) for n in names) for names in groups] or None
+    groups = [[n for n in members if writer.is_numbered(file, here, n)] for members in writer.groups_numbered()]
+    return [OrderedDict((n, Size(_shape_of(writer, n))) for n in names) for names in groups] or None
+
+
+def _shape_of(writer: StepWriter, name: str) -> tuple[int, ...]:
+    return writer.empty[name].shape if name in writer.empty else _local(writer, writer.kinds[name])
 
 
 def _param_shapes(writer: StepWriter) -> list[OrderedDict[str, Size]]:

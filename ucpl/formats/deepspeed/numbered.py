@@ -147,6 +147,8 @@ def _said(found: Numbered, order: Order) -> Named:
     names = order.at(found.stage)
     if names is None:
         fail("E466", f"{order.origin} says nothing of stage {found.stage}", whose)
+    if _has_masters(found):  # which parameters without elements have none of
+        names = tuple(name for name in names if name not in module.empty)
     owners = [module.aliases.get(name, name) for name in names]
     known = dict(found.parameters)
     for name, owner in zip(names, owners, strict=True):

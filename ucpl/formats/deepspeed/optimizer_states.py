@@ -60,6 +60,8 @@ def whole(writer: StepWriter, file: FileBuilder) -> dict[str, object] | None:
         mine = [writer.tensor(file, key if flat else (*key, i), True) for i in range(len(slots))]
         held.append(mine[0] if flat else mine)
         for i, names in zip(ids, slots, strict=True):
+            if names[0] in writer.empty and (states := _empty_states(writer, file, names[0])):
+                state[i] = states
             if trained.isdisjoint(names):
                 continue  # frozen: it has a number and no state
             if states := _states(writer, file, (*inner, counted), names):  # layouts count trained ones alone
@@ -79,11 +81,24 @@ def whole(writer: StepWriter, file: FileBuilder) -> dict[str, object] | None:
     }
 
 
+def _empty_states(writer: StepWriter, file: FileBuilder, name: str) -> dict[str, object]:
+    """States of a parameter without elements, in torch's order.
+
+    Its numbers have the form of the others': torch adds 1 to the steps of all parameters at once, and these are tensors.
+    """
+    one = writer.empty[name]
+    out: dict[str, object] = {}
+    for state, number in one.numbers.items():
+        alike = [n for n, value in writer.source.state.scalars.get(state, {}).items() if number_of(value) == number]
+        out[in_file(state)] = writer.scalar(file, state, (alike[0],)) if alike else number
+    return out | {in_file(state): file.storages.empty(dtype, one.shape) for state, dtype in one.states.items()}
+
+
 def _groups_here(writer: StepWriter, file: FileBuilder) -> list[tuple[int, list[str]]]:
     """The groups' numbers, and their parameters on the current file's rank."""
     here = writer.numbered(file)
     groups = enumerate(writer.groups_numbered())
-    return [(g, [name for name in members if here is None or name in here]) for g, members in groups]
+    return [(g, [name for name in members if writer.is_numbered(file, here, name)]) for g, members in groups]
 
 
 def shard(writer: StepWriter, file: FileBuilder) -> dict[str, object]:

@@ -133,7 +133,7 @@ class StepWriter:
             empty=empty,
             left_out={name: one for name, one in left_out.items() if name not in kinds},
             hypers=[group.hyper for group in groups],
-            listed=[tuple(name for name in group.every if name in kinds) for group in groups],
+            listed=[tuple(name for name in group.every if name in kinds or name in empty) for group in groups],
         )
 
     def file(self, path: str) -> FileBuilder:
@@ -193,6 +193,13 @@ class StepWriter:
             return None
         flat = {name for one in self.flats for name in one.names}
         return flat | self.of_stage() | {t.label for t in self.targets if t.file == file.path and t.state != "weight"}
+
+    def is_numbered(self, file: FileBuilder, here: set[str] | None, name: str) -> bool:
+        """Test whether the optimizer of a file's stage numbers a parameter.
+
+        here: those that it numbers, with elements.
+        """
+        return here is None or name in here or (name in self.empty and self.is_on_stage(file, name))
 
     def groups_numbered(self) -> list[tuple[str, ...]]:
         """Without ZeRO, the parameters of each group that have a number.

@@ -8,11 +8,14 @@ Source: deepspeed 0.19.8: fp16/unfused_optimizer.py, fp16/fused_optimizer.py (`s
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
+
+from attrs import evolve
 
 from ucpl.errors import Label, fail
-from ucpl.extents import Flat, ParameterGroup
+from ucpl.extents import Flat, ParameterGroup, TensorRef
 from ucpl.files.checkpoint import Order
-from ucpl.files.scalars import counted_states
+from ucpl.files.scalars import counted_states, is_counted, number_of
 from ucpl.files.skipping import skips_optimizer
 from ucpl.files.values import Value
 from ucpl.formats.deepspeed.flat_shards import hyper_of
@@ -61,7 +64,7 @@ def read_whole_states(gathered: Gathered, module: RankModule, rank: ModelRank) -
             f"frozen, or without a gradient so far: the optimizer has no state of {', '.join(sorted(idle)[:3])}"
         )
     for g, (group, listed) in enumerate(zip(found.groups, names, strict=True)):
-        members = tuple(name for name in listed if name not in idle)
+        members = tuple(name for name in listed if name not in idle and name not in module.empty)
         more = tuple(listed) if len(members) < len(listed) else ()
         gathered.groups.append(ParameterGroup(str(g), members, hyper_of(group.value), more))
     if found.is_flat:
@@ -94,7 +97,16 @@ def numbered(module: RankModule, rank: ModelRank) -> Numbered | None:
     has_masters = _EACH in held or _FLAT in held
     base = optimizer.at("optimizer_state_dict") if has_masters else optimizer
     groups = _groups(base, optimizer)
+    if not has_masters:  # which parameters without elements have none of
+        module = _with_empty(module)
     return Numbered(module, base.at("state"), groups, rank.order, rank.coordinates.get("pp", 0))
+
+
+def _with_empty(module: RankModule) -> RankModule:
+    """A module whose shapes include parameters without elements, which have numbers."""
+    more = {name: shape for name, (_, shape) in module.empty.items() if name not in module.buffers}
+    shapes = {**module.shapes, **more}
+    return evolve(module, shapes={name: shapes[name] for name in module.tensors if name in shapes}) if more else module
 
 
 def _groups(base: Value, optimizer: Value) -> list[NumberedGroup]:
@@ -132,19 +144,43 @@ def _read_each(gathered: Gathered, found: Numbered, names: Named) -> None:
     gathered.counted |= counted_states((shape, dict(_helds(held))) for shape, held in rows if held is not None)
     for group, members in zip(found.groups, names, strict=True):
         for i, (number, name) in enumerate(zip(group.numbers, members, strict=True)):
+            held = states.find(number)
+            if name in module.empty:
+                _keep_empty(gathered, module, name, held)
+                continue
             if group.masters is not None:
                 gathered.keep(module.file, group.masters[i].key, group.masters[i].tensor())
                 gathered.has((name,), "fp32")
-            if (held := states.find(number)) is not None:
+            if held is not None:
                 gathered.state(module.file, held, (module.shapes[name],), (name,))
             gathered.numbers[module.file.file, name] = number
     _count_anew(gathered, found, names)
 
 
+def _keep_empty(gathered: Gathered, module: RankModule, name: str, held: Value | None) -> None:
+    """Note the states of a parameter without elements."""
+    states: dict[str, str] = {}
+    numbers: dict[str, object] = {}
+    file = module.file
+    for said, one in held.named() if held is not None else ():
+        if isinstance(one.held, TensorRef) and 0 in one.held.shape:
+            states[named(said)] = one.held.storage.dtype
+        elif isinstance(one.held, TensorRef) and prod(one.held.shape) == 1:
+            numbers[named(said)] = number_of(file.read_scalar(one.key, one.held))
+        elif is_counted(one.held):
+            numbers[named(said)] = one.held
+        else:
+            one.wrong("a number, or a tensor without elements, as the state of one")
+        if isinstance(one.held, TensorRef):
+            gathered.consumed.add((file.file, one.key))
+    if held is not None:
+        gathered.of_empty[name] = {"states": states, "numbers": numbers}
+
+
 def _count_anew(gathered: Gathered, found: Numbered, names: Named) -> None:
     """Give states the numbers of layouts, which count parameters with states alone."""
     file, lead = found.module.file.file, found.states.key
-    idle = _idle(found, names)
+    idle = {*_idle(found, names), *(name for members in names for name in members if name in found.module.empty)}
     if not idle:
         return
     held = [name for members in names for name in members if name not in idle]

@@ -26,6 +26,7 @@ from ucpl.formats.deepspeed.names import (
 from ucpl.formats.deepspeed.optimizer_states import shard
 from ucpl.formats.deepspeed.order import alignment_elements
 from ucpl.formats.deepspeed.target import Made, StepWriter, skeleton_of
+from ucpl.formats.leaving import with_empty_states
 
 
 def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None) -> Skeleton:
@@ -33,7 +34,8 @@ def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Ch
 
     Raises: UcplError E470 where one number is needed and several are there, E471 where the form has no place for something.
     """
-    writer = StepWriter.of(structure, targets, source)
+    is_whole = not structure.settings.get("stage") and not structure.settings.get("masters")
+    writer = StepWriter.of(structure, targets, with_empty_states(source, structure) if is_whole else source)
     _reject_alignment(writer)
     if writer.has_layers and not writer.stage and writer.settings.get("bf16"):
         fail(

@@ -57,13 +57,14 @@ class TorchFileFormat(Format):
 
     def advice(self, source: Checkpoint, structure: Structure) -> tuple[str, ...]:
         from ucpl.formats.leaving import tied_advice
-        from ucpl.formats.optimizer_hypers import NUMBERED, frozen_in_no_group, masters_as_states
+        from ucpl.formats.optimizer_hypers import NUMBERED, frozen_in_no_group, masters_as_states, numbered_empty
 
         tied = tied_advice(source, structure, "module.load_state_dict(..., strict=False)")
         if self.has_tensors_alone(structure.settings):
             return tied
         masters = () if structure.settings.get("master_list") else masters_as_states(source, structure)
-        return (*tied, *frozen_in_no_group(source, structure, NUMBERED), *masters)
+        unnamed = (*frozen_in_no_group(source, structure, NUMBERED), *numbered_empty(source, structure))
+        return (*tied, *unnamed, *masters)
 
     def known_globals(self) -> frozenset[str]:
         from ucpl.formats.torch_dicts import VALUES

@@ -16,7 +16,7 @@ from ucpl.files.groups import has_groups_alone
 from ucpl.files.pickles import set_attributes, unsafe_globals
 from ucpl.files.plain_values import encode
 from ucpl.files.values import Value
-from ucpl.formats.leaving import EMPTY, OPTIMIZERS, empty_tensors
+from ucpl.formats.leaving import EMPTY, OPTIMIZERS, empty_tensors, with_empty_states
 from ucpl.formats.leaving import EXTRA as MODULE_EXTRA
 from ucpl.formats.optimizer_hypers import completed
 from ucpl.formats.torch_dicts import VALUES, dicts_of, is_average, is_optimizer, is_wrapped
@@ -42,7 +42,7 @@ _COUNTED = ("global_steps", "global_samples", "skipped_steps")
 
 def skeleton_of(structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint) -> Skeleton:
     """The file of a target, or its two files. Raises: UcplError E471."""
-    writer = _Writer(structure, targets, source)
+    writer = _Writer(structure, targets, with_empty_states(source, structure))
     return writer.skeleton()
 
 
@@ -225,6 +225,10 @@ class _Writer:
         The list has each parameter of the optimizer; else masters are states.
         """
         names = [name for group in self.source.state.groups for name in group.every]
+        for name, one in empty_tensors(self.source.state, self.source.root).items():
+            if name in names and self.text("master_list", ""):
+                empty = self.file(self.optimizer_name).storages.empty("f32", one.shape)
+                self.states.setdefault(name, {}).setdefault(MASTER, empty)
         if not self.text("master_list", "") or not all(MASTER in self.states.get(name, {}) for name in names):
             return {}
         return {name: self.states[name].pop(MASTER) for name in names}

@@ -20,7 +20,7 @@ from ucpl.files.checkpoint import Checkpoint, Order, Skeleton, SkeletonFile
 from ucpl.files.demands import Demands
 from ucpl.files.pickles import unsafe_globals
 from ucpl.files.safetensors_files import ALIASES
-from ucpl.formats.leaving import empty_tensors
+from ucpl.formats.leaving import empty_tensors, with_empty_states
 from ucpl.formats.optimizer_hypers import completed
 from ucpl.formats.torch_optimizer import put_numbers, state_dict_of
 from ucpl.formats.trainer.reading import FSDP, OPTIMIZER, WEIGHTS, OwnNames, opened, recognised
@@ -66,7 +66,7 @@ class Folders:
                 Label(str(source.root), f"has no {_OTHERS[self.name]}"),
                 remedy="name the folder that holds the run, or write --to 'torch_file()', 'dcp(fsdp=...)' or 'zero2(dp=...)'",
             )
-        return _Writer(self.name, structure, targets, source).skeleton()
+        return _Writer(self.name, structure, targets, with_empty_states(source, structure)).skeleton()
 
 
 @define(eq=False)
