@@ -21,9 +21,10 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from fnmatch import fnmatchcase
+from itertools import chain, groupby
 from pathlib import Path
 
-from tests.ledger.cases import Case, Found, every_case, run, settle
+from tests.ledger.cases import Case, Found, every_case, run_all, settle
 
 HERE = Path(__file__).parent
 HALVES = {"bytes": "a target changed", "texts": "a text changed"}
@@ -55,15 +56,16 @@ def share_of(cases: list[Case], share: str) -> list[Case]:
 def found_of(cases: list[Case], jobs: int) -> Iterator[Found]:
     """The results of the cases, in their order.
 
-    Each process is started anew and runs many of them.
+    Each process is started anew and runs many of them; those of one checkpoint together.
     """
+    together = [list(some) for _, some in groupby(cases, key=lambda case: case.source or case.name)]
     if jobs == 1:
         settle()
-        yield from map(run, cases)
+        yield from chain.from_iterable(map(run_all, together))
         return
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=settle) as pool:
-        yield from pool.map(run, cases, chunksize=8)
+        yield from chain.from_iterable(pool.map(run_all, together, chunksize=1))
 
 
 def differences(half: str, ledger: Ledger, found: Ledger, gone: Iterable[str]) -> list[str]:

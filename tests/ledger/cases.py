@@ -15,15 +15,18 @@ import re
 import shlex
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from attrs import frozen
 
-from tests.ledger.place import DATA, ROOT, RUN, Place
+from tests.ledger.place import DATA, ROOT, RUN, Place, Stamps, stamps
 from ucpl.cli import main
+from ucpl.files.checkpoint import Checkpoint, Order
+from ucpl.files.skipping import skips_optimizer
+from ucpl.formats import opening
 
 FIXTURES = ROOT / "tests" / "fixtures"
 EXAMPLES = ROOT / "examples" / "architectures"
@@ -69,6 +72,12 @@ class Case:
     work: Callable[..., None]
     arguments: tuple[Any, ...] = ()
 
+    @property
+    def source(self) -> Path | None:
+        """The checkpoint that it copies first, if it is of one."""
+        first = self.arguments[0] if self.arguments and self.work in (look, convert, apply) else None
+        return first if isinstance(first, Path) else None
+
 
 @frozen
 class Found:
@@ -80,20 +89,55 @@ class Found:
     kept: tuple[tuple[str, str], ...]
 
 
-def run(case: Case) -> Found:
-    """One case in a folder that is gone afterwards."""
+def run_all(cases: list[Case]) -> list[Found]:
+    """Cases of one checkpoint, in a folder that is gone afterwards.
+
+    The checkpoint stays there for all of them; other files of a case are deleted at its end.
+    """
     before = Path.cwd()
-    with tempfile.TemporaryDirectory(prefix="ledger-") as folder:
-        place = Place(Path(folder).resolve())
-        os.chdir(folder)
-        try:
-            case.work(place, *case.arguments)
-        except Exception as error:  # a case that cannot run is a line like any other, and no end of all others
-            place.note_bytes(f"no case: {type(error).__name__}")
-            place.note_text("no case", place.plain(str(error)))
-        finally:
-            os.chdir(before)
-    return Found(case.name, tuple(place.bytes), tuple(place.texts), tuple(place.kept))
+    out = []
+    copied: dict[str, tuple[Path, Stamps]] = {}
+    with tempfile.TemporaryDirectory(prefix="ledger-") as folder, opened_once(Path(folder).resolve() / "source"):
+        for case in cases:
+            place = Place(Path(folder).resolve(), copied=copied)
+            place.clear()
+            copied = place.copied
+            os.chdir(folder)
+            try:
+                case.work(place, *case.arguments)
+            except Exception as error:  # a case that cannot run is a line like any other, and no end of all others
+                place.note_bytes(f"no case: {type(error).__name__}")
+                place.note_text("no case", place.plain(str(error)))
+            finally:
+                os.chdir(before)
+            out.append(Found(case.name, tuple(place.bytes), tuple(place.texts), tuple(place.kept)))
+    return out
+
+
+@contextlib.contextmanager
+def opened_once(source: Path) -> Iterator[None]:
+    """Have the product open a checkpoint again only if files changed.
+
+    No verb changes the value that a reader returned: one that did would change the results of the next case.
+    """
+    read = opening.open_checkpoint
+    known: dict[tuple[object, ...], Checkpoint] = {}
+
+    def opened(
+        path: Path, order: Order | None = None, arguments: Mapping[str, object] | None = None, first: str = ""
+    ) -> Checkpoint:
+        if path.absolute() != source or order is not None or arguments or skips_optimizer():
+            return read(path, order, arguments, first)
+        key = (path, first, stamps(source))
+        if key not in known:
+            known[key] = read(path, order, arguments, first)
+        return known[key]
+
+    opening.open_checkpoint = opened
+    try:
+        yield
+    finally:
+        opening.open_checkpoint = read
 
 
 def settle() -> None:

@@ -39,6 +39,7 @@ SENTENCES = (
     "structure_digest",
 )
 _CODE = re.compile(r'^(?:error|warning)\[([EW]\d{3})\]|"code": "([EW]\d{3})"', re.MULTILINE)
+Stamps = tuple[tuple[str, int, int, int], ...]
 _TIMES = (
     (re.compile(r" in [\d.e+-]+ s(, [\d.,e+]+ [KMGT]iB/s)?$", re.MULTILINE), " in TIME"),
     (re.compile(r"(\bbuffers +)[^;\n]* at most$", re.MULTILINE), r"\1ROOM at most"),
@@ -57,6 +58,7 @@ class Place:
     bytes: list[str] = field(factory=list)
     texts: list[str] = field(factory=list)
     kept: list[tuple[str, str]] = field(factory=list)  # (a name, the text itself)
+    copied: dict[str, tuple[Path, Stamps]] = field(factory=dict)  # copies that are there, and their files
 
     # ---- actions of a case ----------------------------------------------------------------------------------------------
 
@@ -65,11 +67,24 @@ class Place:
 
         The commands say that name, and no path of this machine.
         """
+        there = self.here / name
+        if self.copied.get(name) == (source, stamps(there)):
+            return name
+        if there.exists():
+            remove(there)
         if source.is_dir():
-            shutil.copytree(source, self.here / name, symlinks=True)
+            shutil.copytree(source, there, symlinks=True)
         else:
-            shutil.copyfile(source, self.here / name)
+            shutil.copyfile(source, there)
+        self.copied[name] = (source, stamps(there))
         return name
+
+    def clear(self) -> None:
+        """Delete the files of the case before, except its checkpoint."""
+        for path in self.here.iterdir():
+            if path.name != "source":
+                remove(path)
+        self.copied = {name: one for name, one in self.copied.items() if name == "source"}
 
     def ucpl(self, *argv: object) -> int:
         """Run a command in this process, in this folder.
@@ -134,6 +149,23 @@ class Place:
         for pattern, word in _TIMES:
             text = pattern.sub(word, text)
         return text
+
+
+def stamps(path: Path) -> Stamps:
+    """Name, size, time and inode of each file.
+
+    One of them changes if a file does.
+    """
+    files = sorted(p for p in path.rglob("*") if not p.is_dir()) if path.is_dir() else [path] * path.exists()
+    states = ((file, file.lstat()) for file in files)
+    return tuple((str(f), s.st_size, s.st_mtime_ns, s.st_ino) for f, s in states)
+
+
+def remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def digest(data: bytes) -> str:

@@ -16,6 +16,7 @@ import pytest
 from tests.ledger import __main__ as ledger
 from tests.ledger import cases, place
 from tests.ledger.cases import Case
+from ucpl.formats import opening
 
 CASES = [
     Case("check", cases.mistake, ("ucpl 1\nmodel m {\n  w : 3 x\n}\n", "")),
@@ -124,3 +125,34 @@ def test_times_paths_and_room_are_not_in_a_text(tmp_path: Path) -> None:
     text = f"done          {tmp_path}/x in 0.107 s, 1.53 MiB/s\nbuffers       3,145,728 bytes (3 MiB) at most\n"
     assert here.plain(text) == "done          $HERE/x in TIME\nbuffers       ROOM at most\n"
     assert json.loads(place.pruned_text('{"seconds": {"a": 1}, "b": [{"free": 3, "c": 4}]}')) == {"b": [{"c": 4}]}
+
+
+def test_a_checkpoint_is_copied_and_opened_once_for_its_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is opened again if a case changes it.
+
+    Other files of a case are gone in the next one.
+    """
+    read: list[Path] = []
+    ours = opening.open_checkpoint
+
+    def counted(path: Path, *more: Any) -> Any:
+        read.append(path)
+        return ours(path, *more)
+
+    def damage(where: place.Place, path: Path) -> None:
+        where.copy(path)
+        (where.here / "source" / "latest").write_text("elsewhere")
+        where.note_bytes(str(sorted(p.name for p in where.here.iterdir())))
+
+    monkeypatch.setattr(opening, "open_checkpoint", counted)
+    zero, to = CASES[1].arguments[0], CASES[1].arguments
+    two = cases.run_all([CASES[1], CASES[1]])
+    assert two[0] == two[1] and [p.name for p in read] == [
+        "source",
+        "tree",
+        "tree",
+    ]  # targets without their names
+    read.clear()
+    three = cases.run_all([CASES[1], Case("damage", damage, (zero,)), Case("again", cases.convert, to)])
+    assert three[1].bytes == ("['source']",) and three[2].bytes == two[0].bytes
+    assert [p.name for p in read].count("source") == 2
