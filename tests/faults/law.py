@@ -7,6 +7,7 @@ and a way on that ends in the bytes of a run that nothing happened to.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import traceback
@@ -145,6 +146,8 @@ class Bench:
     def _names(self, path: str, err: str) -> bool:
         """Return True if a message names the file or its folder."""
         parts = Path(path).relative_to(self.top).parts
+        if not parts:  # the folder of source and target, whose name is in each path
+            return re.search(re.escape(path) + r"(?!/)", err) is not None
         return any(part in err or (part[0] == "." and part.split(".")[1] in err) for part in parts)
 
     def _states(self, done: Done) -> Iterator[str]:

@@ -287,7 +287,15 @@ def write_text(path: Path, text: str | bytes) -> None:
         _sync_folder(place.parent)
     except (OSError, ValueError) as error:  # a ValueError: a path or a text that no file can have
         reason = getattr(error, "strerror", None) or error
+        if other := _other_place(error, path):
+            reason = f"{reason}: {other}"
         fail("E179", f"{str(path)[:SHOWN]} cannot be written: {reason}", Label(str(path)))
+
+
+def _other_place(error: OSError | ValueError, path: Path) -> str:
+    """The file of an error, if it is not the path."""
+    name = getattr(error, "filename", None)
+    return name if isinstance(name, str) and Path(name).parent != path.parent and Path(name) != path.parent else ""
 
 
 def _fill(handle: int, data: bytes) -> None:

@@ -98,12 +98,15 @@ def _planned(asked: Asked, given: Given) -> Prepared:
     from ucpl.conversion.demanded import demand_loadable
     from ucpl.conversion.model_files import with_model_files
     from ucpl.conversion.planning import Prepared, described, is_unread, plan_of
+    from ucpl.files.header_watch import reading
 
     here, there, names = described(asked, given)
-    here = with_model_files(here, there)
-    made, after = plan_of(here, there, name=asked.name, twice=asked.twice, names=names)
+    source = here.checkpoint
+    with reading(source.top) if source is not None else nullcontext():
+        here = with_model_files(here, there)
+        made, after = plan_of(here, there, name=asked.name, twice=asked.twice, names=names)
+        notes = demand_loadable(made, here, there)
     is_named = given.model is not None and not any(one.called.is_of_any for one in (here, there))
-    notes = demand_loadable(made, here, there)
     unread = is_unread((here, there), given)
     return Prepared(made, here, there, after, notes, config_unread=unread, model_unread=is_named)
 
