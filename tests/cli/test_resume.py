@@ -58,6 +58,13 @@ def test_other_ranks_load_a_conversion_next_to_the_run(to: str, run: Path) -> No
     assert path_of(made.parent, "--ranks", 3) == made
 
 
+def test_a_run_keeps_its_stage(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "examples" / "checkpoint", tmp_path / "run")  # ZeRO-2, whose layout extends that of ZeRO-1
+    assert good("resume", tmp_path / "run", "--ranks", 3, "--json").json["layout"] == "zero2(dp = 3)"
+    assert path_of(tmp_path / "run", "--ranks", 4, "--to", "zero2") == tmp_path / "run"
+    assert path_of(tmp_path / "run", "--ranks", 4, "--to", "zero1") != tmp_path / "run"
+
+
 @pytest.mark.parametrize("variable", ["WORLD_SIZE", "SLURM_NTASKS"])
 def test_the_environment_of_a_job_gives_the_ranks(variable: str, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = ucpl("resume", run)

@@ -30,7 +30,7 @@ LOOPS = {
     "titan": (2, 3, r"titan/checkpoint/step-2"),
     "deepspeed": (4, 2, r"deepspeed\.resume/global_step2-zero1-dp-1-\w+"),  # two stages stay
     "accelerate": (2, 3, r"accelerate\.resume/checkpoint_0-zero1-dp-3-\w+"),
-    "trainer": (2, 3, r"trainer\.resume/checkpoint-3-zero1-dp-3-\w+"),
+    "trainer": (2, 3, r"trainer\.resume/checkpoint-3-zero2-dp-3-\w+"),
 }
 GROUPS = {"light": ("dcp", "titan", "deepspeed"), "transformers": ("accelerate", "trainer")}  # a script's process each
 

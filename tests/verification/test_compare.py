@@ -330,6 +330,22 @@ def test_weights_alone_are_equal_to_a_fresh_run_made_of_them_and_to_none_that_ha
     ]
 
 
+def test_a_buffer_that_looks_frozen_in_the_files_is_no_difference(tmp_path: Path) -> None:
+    module = torch.nn.Linear(4, 3)
+    module.register_buffer("mask", torch.ones(1, 1, 9))  # FSDP cuts no dim of one row
+    optimizer = torch.optim.AdamW(module.parameters())
+    module.weight.sum().backward()
+    module.bias.grad = torch.ones(3)
+    optimizer.step()
+    torch.save({"model": module.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "a.pt")
+    ucpl.convert(tmp_path / "a.pt", tmp_path / "b", "dcp(fsdp=2)")
+    found = ucpl.compare(tmp_path / "a.pt", tmp_path / "b")
+    assert found, found.differences
+    assert "mask: buffer in A, nothing in B (a buffer and a frozen parameter look the same in these files)" in map(
+        str, found.unsaid
+    )
+
+
 def test_values_are_compared_where_one_side_does_not_say_what_is_trained(tmp_path: Path) -> None:
     trained = FIXTURES / "z1_dp4"
     ucpl.convert(trained, tmp_path / "w", "safetensors()", drop=("fp32", "exp_avg", "exp_avg_sq"))

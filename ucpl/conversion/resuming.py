@@ -19,6 +19,7 @@ from ucpl.conversion.engine import Engine, asked_of
 from ucpl.conversion.opening import infer, open_checkpoint
 from ucpl.conversion.requests import Given, called
 from ucpl.errors import Label, UcplError, fail
+from ucpl.inference.infer import layout_name
 from ucpl.language import parse_call
 from ucpl.layout.scope import Scope
 from ucpl.records import frozen
@@ -83,7 +84,7 @@ def resume(
     layout = _wanted(found, ranks, to)
     if not layout and found.loaded is not None:
         return Resumed(found.loaded, found.step, "", found.notes)
-    layout = layout or _filled(_name(found.inferred), found.inferred.layout.ranks, found)
+    layout = layout or _filled(layout_name(found.inferred.checkpoint), found.inferred.layout.ranks, found)
     target = _place(run, found.step, layout)
     _convert(found.step, target, layout, how, say)
     return Resumed(target, found.step, layout, found.notes)
@@ -166,17 +167,12 @@ def _wanted(found: _Newest, ranks: int | None, to: str) -> str:
         if not kind.has_engine or kind.is_of_any_ranks:
             return ""
         ranks = _demand_ranks(ranks, found)
-        return "" if inferred.layout.ranks == ranks else _filled(_name(inferred), ranks, found)
+        return "" if inferred.layout.ranks == ranks else _filled(layout_name(inferred.checkpoint), ranks, found)
     if "(" not in to:
         to = _filled(to, ranks, found)
-    if ".ucpl:" in to or called(to).call.name != _name(inferred):
+    if ".ucpl:" in to or called(to).call.name != layout_name(inferred.checkpoint):
         return to
     return "" if _values(to).items() <= _known(inferred).items() else to
-
-
-def _name(inferred: Inferred) -> str:
-    """The shipped layout that describes a checkpoint."""
-    return inferred.library.chain(inferred.call.name)[-1].node.name
 
 
 def _filled(name: str, ranks: int | None, found: _Newest) -> str:
@@ -203,7 +199,7 @@ def _share(ranks: int, found: _Newest) -> int:
         others *= value if isinstance(value, int) else 1
     if ranks % others:
         remedy = f"use a multiple of {others} ranks, or name the degrees: "
-        remedy += f"--to '{_name(found.inferred)}(dp=..., tp=..., pp=...)'"
+        remedy += f"--to '{layout_name(found.inferred.checkpoint)}(dp=..., tp=..., pp=...)'"
         fail(
             "E223",
             f"{ranks} ranks do not divide by tp * pp = {others} of {found.step}",

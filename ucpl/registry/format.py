@@ -76,6 +76,8 @@ class Format:
     """Groups of an optimizer that keeps nothing else."""
     has_groups_of_weights: ClassVar[bool] = False
     """Groups also where no parameter has a state."""
+    guesses_buffers: ClassVar[bool] = False
+    """A buffer and a frozen parameter look the same in its files: names and shapes decide, as far as they can."""
     has_model_files: ClassVar[bool] = False
     """It is a model's own folder: config.json, tokenizer and code, weights under the names of a class, no run."""
     has_names_of_modules: ClassVar[bool] = False

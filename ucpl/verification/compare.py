@@ -7,7 +7,7 @@ that only one side stores is compared with the value that the other derives.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from attrs import evolve, field
@@ -18,6 +18,7 @@ from ucpl.layout import LogicalTensor
 from ucpl.placement import Placement
 from ucpl.planning import order
 from ucpl.records import frozen
+from ucpl.registry import format_named
 from ucpl.verification.blobs import compare_blobs
 from ucpl.verification.elements import Pair, counted, only, pairs_of
 from ucpl.verification.rounding import (
@@ -29,7 +30,15 @@ from ucpl.verification.rounding import (
     weights_in_two_dtypes,
 )
 from ucpl.verification.target_check import compare_target
-from ucpl.verification.train_states import NO_GROUPS, Difference, OneSidedValue, StateComparison, beside, counted_names
+from ucpl.verification.train_states import (
+    NO_GROUPS,
+    NO_KINDS,
+    Difference,
+    OneSidedValue,
+    StateComparison,
+    beside,
+    counted_names,
+)
 
 __all__ = ["Difference", "Likeness", "OneSidedValue", "likeness", "reachable", "stored_dtypes", "types_of"]
 
@@ -177,13 +186,21 @@ def _kinds(
     ours, theirs = here.layout.tensors, there.layout.tensors
     apart = [p for p in ours if p in theirs and ours[p].kind != theirs[p].kind]
     if a.state.groups and b.state.groups:
-        return [Difference("tensor", p, a=ours[p].kind, b=theirs[p].kind) for p in apart], []
-    side: Literal["A", "B"] = "A" if a.state.groups else "B"
-    known = ours if side == "A" else theirs
+        guesses = [format_named(one.format).guesses_buffers for one in (a, b)]
+        guessed = [p for p in apart if any(guesses) and "parameter" not in (ours[p].kind, theirs[p].kind)]
+        said = [Difference("tensor", p, a=ours[p].kind, b=theirs[p].kind) for p in apart if p not in guessed]
+        return said, _one_sided(guessed, *(("A", ours) if guesses[1] else ("B", theirs)), NO_KINDS)
+    return [], _one_sided(apart, *(("A", ours) if a.state.groups else ("B", theirs)), NO_GROUPS)
+
+
+def _one_sided(
+    paths: Sequence[str], side: Literal["A", "B"], tensors: Mapping[str, LogicalTensor], why: str
+) -> list[OneSidedValue]:
+    """The kinds of these tensors, which the other side does not know."""
     by_kind: dict[str, list[str]] = {}
-    for path in apart:
-        by_kind.setdefault(known[path].kind, []).append(path)
-    return [], [OneSidedValue(counted_names(paths), kind, side, NO_GROUPS) for kind, paths in by_kind.items()]
+    for path in paths:
+        by_kind.setdefault(tensors[path].kind, []).append(path)
+    return [OneSidedValue(counted_names(names), kind, side, why) for kind, names in by_kind.items()]
 
 
 def _has(path: str, tensors: Mapping[str, LogicalTensor]) -> str:

@@ -24,7 +24,7 @@ from ucpl.formats.leaving import run_values
 from ucpl.records import define, frozen
 from ucpl.verification.values import ValueTensors, apart, value_text
 
-__all__ = ["NO_GROUPS", "Difference", "StateComparison", "OneSidedValue", "beside", "counted_names"]
+__all__ = ["NO_GROUPS", "NO_KINDS", "Difference", "StateComparison", "OneSidedValue", "beside", "counted_names"]
 
 # Values that continue a run in the engine; the other blobs are made anew for each target.
 COUNTERS = ("global_steps", "global_samples", "skipped_steps")  # a run begins at 0
@@ -36,6 +36,7 @@ Side = Literal["A", "B"]
 
 _BEGINS = "a run begins there"
 NO_GROUPS = "the other says nothing of training"
+NO_KINDS = "a buffer and a frozen parameter look the same in these files"
 _OTHER_DTYPE = "the other trains in another dtype, whose losses are not scaled"
 _OF_THE_JOB = "an elastic checkpoint leaves the optimizer's arguments to the job"
 _OF_THE_FORM = "an elastic checkpoint keeps a step for any optimizer"

@@ -36,6 +36,7 @@ class DCPFormat(Format):
     has_client_state = True
     has_plan_groups = True
     has_groups_alone = True
+    guesses_buffers = True
     has_names_of_modules = True
     has_training_dtype = True
     settings_in_container: ClassVar[Mapping[str, str]] = {"prefix": "model.", "states": "optimizer.state."}

@@ -33,6 +33,7 @@ class TorchFileFormat(Format):
     has_client_state = True
     has_plan_groups = True
     has_groups_alone = True
+    guesses_buffers = True
     has_names_of_modules = True
     has_training_dtype = True
 

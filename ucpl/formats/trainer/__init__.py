@@ -23,6 +23,7 @@ class _Run(Format):
     has_own_files = True
     has_optimizer = True
     has_plan_groups = True
+    guesses_buffers = True
     has_names_of_modules = True
     kept_values = frozenset(("optimizer_values", "global_steps", "huggingface_files"))
     reads = ("order",)
