@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict_saver import save
 
 import ucpl
 from ucpl.errors import UcplError
@@ -473,3 +475,34 @@ def test_a_file_with_a_schedule_of_other_groups_is_refused(kind: str, case: str,
     assert f"--drop {file}" in caught.value.diagnostics[0].remedy
     ucpl.convert(run, tmp_path / "made", f"{kind}(dp = 1)")
     assert (tmp_path / "made" / file).read_bytes() == (run / file).read_bytes()
+
+
+NORMS_APART = """ucpl 2
+from "dcp.ucpl" import dcp
+model m {
+  a : 6 4  dtype f32
+  b : 6    dtype f32
+  c : 5    dtype f32
+  group norms = c, b
+  group rest  = a
+  state exp_avg, exp_avg_sq : f32
+}
+layout chunks() of m extends dcp(fsdp = 1) {
+}
+"""
+
+
+@pytest.mark.parametrize("target", ["plain()", "zero1(dp = 2)", "dcp(fsdp = 3)"])
+def test_groups_of_a_spec_of_the_source_are_by_parameter(target: str, tmp_path: Path) -> None:
+    """The job's first group is the spec's last."""
+    module = torch.nn.ParameterDict({name: torch.randn(SHAPES[name]) for name in "abc"})
+    groups = [{"params": [module[n] for n in names], "lr": RATES[names[0]]} for names in ("a", "bc")]
+    optimizer = torch.optim.AdamW(groups)
+    sum(value.sum() for value in module.values()).backward()  # type: ignore[union-attr]
+    optimizer.step()
+    model_state, optimizer_state = get_state_dict(module, optimizer)
+    save({"model": model_state, "optim": optimizer_state}, checkpoint_id=tmp_path / "job", no_dist=True)
+    (tmp_path / "s.ucpl").write_text(NORMS_APART)
+    ucpl.convert(tmp_path / "job", tmp_path / "made", target, layout=f"{tmp_path / 's.ucpl'}:chunks()")
+    of, _, _ = told(tmp_path / "made", tmp_path)
+    assert {name: group["lr"] for name, group in of.items()} == {name: RATES[name] for name in "abc"}

@@ -1,6 +1,7 @@
 """import hf without transformers: headers, and a stand-in for a class."""
 
 import json
+import shutil
 import sys
 
 import pytest
@@ -49,6 +50,17 @@ def test_a_folder_that_transformers_wrote(name, tmp_path):
     params = torch.load(tmp_path / "p.pt", weights_only=True)["params"]
     path = {"llama": "model.layers.mlp.up_proj.weight", "gpt2": "transformer.h.mlp.c_fc.weight"}[name]
     assert params[path]["weight"].shape == {"llama": (2, 48, 32), "gpt2": (2, 32, 128)}[name]
+
+
+def test_a_folder_of_pickles_is_described_by_its_files(tmp_path):
+    """No class is asked for names that a file has."""
+    config = llama_config()
+    whole = save(tmp_path / "s", random_of(llama_shapes(config)), config)
+    (tmp_path / "p").mkdir()
+    shutil.copy(whole / "config.json", tmp_path / "p")
+    torch.save(load_file(whole / "model.safetensors"), tmp_path / "p" / "pytorch_model.bin")
+    found, wanted = (tensors_of_text(imported(folder, tmp_path)[0]) for folder in (tmp_path / "p", whole))
+    assert found.keys() == wanted.keys() and len(found) > 9
 
 
 def test_dims_are_named_where_one_key_has_their_size_and_never_on_a_square(tmp_path):
