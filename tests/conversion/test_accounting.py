@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch.distributed.checkpoint.state_dict_saver import save
 
 import ucpl
 from tests.cli.command import ucpl as command
@@ -120,10 +121,33 @@ def test_a_step_whose_model_and_optimizer_are_apart_is_refused_with_both_named(t
         done = command("convert", path, tmp_path / "out", "--to", "zero1(dp=2)")
         near = step / "/".join(name.split("/")[:2])
         said = f"its model, {step / 'pretrained_model'}, and its optimizer, {near}, are apart: "
-        said += "name the model" if near.suffix else f"{step / 'pretrained_model'}+{near} names both"
+        said += "name the model" if near.suffix else f"{step / 'pretrained_model'}+{near} names both; --weights-alone"
         assert done.status == 3 and said in done.err.replace("\n", " "), done.err
     weights = step / "pretrained_model"
     assert command("convert", weights, tmp_path / "out", "--to", "zero1(dp=2)", "--weights-alone").status == 0
+
+
+def test_the_remedy_for_chunks_next_to_a_model_of_safetensors_reads_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As lerobot saves a step, with `last` as a link to it."""
+    monkeypatch.chdir(tmp_path)
+    model, chunks = Path("run/000003/pretrained_model"), Path("run/000003/training_state/optimizer_0")
+    model.mkdir(parents=True)
+    Path("run/last").symlink_to("000003")
+    weights = {"policy.head.weight": torch.randn(2, 3), "policy.head.bias": torch.randn(2)}
+    save_file(weights, model / "model.safetensors")
+    states = {name: {"step": torch.tensor(3.0), "exp_avg": torch.randn_like(w)} for name, w in weights.items()}
+    save({"optimizer": {"state": states, "param_groups": [{"lr": 0.1, "params": [*weights]}]}}, checkpoint_id=chunks)
+    way = f"`ucpl convert {model} model-dcp --to dcp -D fsdp=1` makes a DCP folder of the model, and then model-dcp+{chunks}"
+    for source in ("run", f"{model}+{chunks}"):
+        done = command("convert", source, "made.pt", "--to", "plain()")
+        assert done.status == 3 and way in done.err.replace("\n", " ")
+    assert command("convert", model, "model-dcp", "--to", "dcp", "-D", "fsdp=1").status == 0
+    assert command("convert", f"model-dcp+{chunks}", "made.pt", "--to", "plain()").status == 0
+    made = torch.load("made.pt")["params"]
+    for name, weight in weights.items():
+        assert torch.equal(made[name]["weight"], weight) and torch.equal(made[name]["exp_avg"], states[name]["exp_avg"])
 
 
 def test_an_optimizer_next_to_a_file_of_weights_is_named(weights: Path, tmp_path: Path) -> None:

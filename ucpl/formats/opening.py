@@ -22,7 +22,6 @@ from ucpl.formats.folders import container_of
 from ucpl.formats.folders.steps import RunFacts
 from ucpl.formats.overlooked import is_of_an_optimizer, is_of_training, optimizers_next_to
 from ucpl.registry import format_named, formats
-from ucpl.storage.joined import SIGN
 
 
 @cache
@@ -173,17 +172,20 @@ def _below(path: Path) -> str:
         found = [c for c in (*files, *level) if _is_known(c)]
         if found:
             found = [c for c in found if not is_of_training(c.name)] or found
+            found = list({c.resolve(): c for c in sorted(found, reverse=True)}.values())  # `last` is a link to a step
             found.sort(key=lambda c: (*_number_of(c, path), str(c)))
             if len(runs := {re.sub("[0-9]+", "#", str(c.relative_to(path))): c for c in found}) > 1:  # the newest step
                 shown = ", ".join(sorted(map(str, runs.values()))[:_SHOWN])
                 return f"name one of the {len(runs)} in it: {shown}" + ", ..." * (len(runs) > _SHOWN)
             newest = found[-1]
             if near := optimizers_next_to(newest):
+                from ucpl.formats.dcp.folders import joined_by  # an error alone needs it
+
                 other = newest.parent / near[0]
                 return f"its model, {newest}, and its optimizer, {other}, are apart: " + (
                     "name the model's path, and convert its weights with --weights-alone"
                     if other.suffix == ".safetensors"
-                    else f"{newest}{SIGN}{other} names both, and --weights-alone converts the model alone"
+                    else f"{joined_by(newest, other)}; --weights-alone converts the model alone"
                 )
             return f"name one checkpoint in it, such as {newest}"
     return ""

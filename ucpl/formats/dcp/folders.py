@@ -16,6 +16,7 @@ from ucpl.errors import Label, UcplError, fail
 from ucpl.files.skipping import skips_optimizer
 from ucpl.files.texts import names_like, read_name, read_small
 from ucpl.formats.dcp.metadata import METADATA, ByteRange, ChunkedTensor, Metadata, read_metadata
+from ucpl.storage.joined import SIGN
 
 __all__ = [
     "METADATA",
@@ -24,6 +25,7 @@ __all__ = [
     "OPTIMIZER",
     "folders_in",
     "has_chunks",
+    "joined_by",
     "is_apart",
     "is_of_megatron",
     "read_folders",
@@ -72,6 +74,19 @@ def step_in(path: Path) -> Path | None:
         return None
     step = path / f"iter_{int(said):07d}"
     return step if is_apart(step) or (has_chunks(step) and not is_of_megatron(step)) else None
+
+
+def joined_by(model: Path, optimizer: Path) -> str:
+    """A text that reads a model and its optimizer as one source.
+
+    Chunks of an optimizer need a model of chunks.
+    """
+    if has_chunks(optimizer) and not has_chunks(model):
+        return (
+            f"`ucpl convert {model} model-dcp --to dcp -D fsdp=1` makes a DCP folder of the model, and then"
+            f" model-dcp{SIGN}{optimizer} names both"
+        )
+    return f"{model}{SIGN}{optimizer} names both"
 
 
 def _is_model(name: str) -> bool:

@@ -18,10 +18,10 @@ from attrs import field
 from ucpl.errors import Label, UcplError, fail
 from ucpl.files.checkpoint import Order
 from ucpl.files.skipping import skips_optimizer
-from ucpl.formats.dcp.folders import is_apart
+from ucpl.formats.dcp.folders import has_chunks, is_apart, joined_by
 from ucpl.formats.dcp.metadata import Metadata, Step
 from ucpl.records import frozen
-from ucpl.storage.joined import SIGN
+from ucpl.storage.joined import parts_of
 
 __all__ = ["ANY", "Asked", "Roles", "prefix_alone", "roles_of"]
 
@@ -245,12 +245,15 @@ def _without_states(texts: Mapping[str, str], model: str) -> _Optimizer:
 
 def _model_next_to(root: Path) -> str:
     """A remedy that names the model's separate folder, or ""."""
+    joined = parts_of(root)
+    if len(joined) == 2 and has_chunks(joined[1]) and not has_chunks(joined[0]):
+        return joined_by(*joined)
     top = root.resolve()
     if is_apart(top.parent):
         return f"this folder holds the optimizer alone: name {root.parent}, whose folders hold model and optimizer"
     found = (top.parents[n] / name for n in range(min(2, len(top.parents))) for name in _FOLDERS)
     model = next((one for one in found if one != top and os.path.isdir(one)), None)
-    return f"this folder holds the optimizer alone: {model}{SIGN}{top} names both" if model else ""
+    return f"this folder holds the optimizer alone: {joined_by(model, top)}" if model else ""
 
 
 def _owned(steps: tuple[Step, ...], text: str, state: str) -> tuple[str, str]:
