@@ -12,6 +12,7 @@ from functools import reduce
 from typing import Union
 
 import numpy as np
+from attrs import evolve
 from numpy.typing import NDArray
 
 from ucpl.errors import Diagnostic, Label, UcplError, catalogue, fail
@@ -31,6 +32,7 @@ __all__ = [
     "bounded",
     "evaluated",
     "integer",
+    "meant_number",
 ]
 
 I64 = NDArray[np.int64]
@@ -83,7 +85,7 @@ def evaluated(expr: nodes.Expr, look: Look) -> Operand:
         case nodes.Function(name="item", args=(listed, place)):
             return _item(listed, integer(place, look), expr, look)
         case nodes.Function(name="length", args=(listed,)):
-            return len(_list(listed, look, "length"))
+            return len(_list(listed, look, "length", _itemless(listed)))
         case nodes.Function(name=name, args=args):
             known = name in _MANY or (name, len(args)) in _FEW
             return _function(expr, [integer(a, look) for a in args] if known else [])
@@ -98,9 +100,22 @@ class NotWhole:
 
     @property
     def remedy(self) -> str:
-        if isinstance(self.value, str) and self.value.removeprefix("-").isdecimal() and len(self.value) <= DIGITS_MAX:
-            return f"give a whole number: {self.value}, without quotes"
+        number = meant_number(self.value)
+        if number is not None and isinstance(self.value, str):
+            return f"give a whole number: {number}, without quotes"
+        if isinstance(self.value, str):
+            return f'give a whole number: a text is compared, as in `kind == "{self.value}"`, or is a part of a key'
         return catalogue()["E104"].remedy
+
+
+def meant_number(value: object) -> int | None:
+    """The whole number that a text or a fraction means: `"4"`, `4.0`.
+
+    None for any other value.
+    """
+    if isinstance(value, str):
+        return int(value) if value.removeprefix("-").isdecimal() and len(value) <= DIGITS_MAX else None
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < NUMBER_LIMIT else None
 
 
 def integer(expr: nodes.Expr, look: Look) -> Number:
@@ -227,6 +242,11 @@ def _list(listed: nodes.Expr, look: Look, word: str, remedy: str = "") -> list[V
     return items
 
 
+def _itemless(listed: nodes.Expr) -> str:
+    """Remedy for the number of items of a value without any."""
+    return f"a number or a text has no items: write `{print_expr(listed)}`, or name a list"
+
+
 def _item(listed: nodes.Expr, place: Number, expr: nodes.Expr, look: Look) -> Operand:
     """The item of a list at a place, or those at many.
 
@@ -248,15 +268,40 @@ def _where(listed: nodes.Expr, wanted: Sequence[nodes.Expr], look: Look) -> list
 
     Raises E104, E105.
     """
-    remedy = ""
-    if isinstance(listed, nodes.Binary) and listed.operator == "==":
-        remedy = f"the value comes after a comma: where({print_expr(listed.left)}, {print_expr(listed.right)})"
-    items = _list(listed, look, "where", remedy)
+    items = _list(listed, look, "where", _unlisted(listed, wanted))
     found: list[bool] = [bool(item) for item in items]
     if wanted:
-        value = _alone(evaluated(wanted[0], look), wanted[0])
+        value = _alone(_wanted(listed, wanted[0], items, look), wanted[0])
         found = [item == value for item in items]
     return [i for i, is_one in enumerate(found) if is_one]
+
+
+def _unlisted(listed: nodes.Expr, wanted: Sequence[nodes.Expr]) -> str:
+    """Remedy for `where` of a condition, or with its arguments turned."""
+    match listed:
+        case nodes.Binary(operator="==", left=left, right=right):
+            return f"the value comes after a comma: where({print_expr(left)}, {print_expr(right)})"
+        case nodes.Binary(operator="!=", left=left, right=right):
+            return f"all others are `not` in the brackets: l[not where({print_expr(left)}, {print_expr(right)})]"
+        case nodes.Text() | nodes.Number() if wanted:
+            return f"the list comes first: where({print_expr(wanted[0])}, {print_expr(listed)})"
+    return f"a list has its items in brackets: [{print_expr(listed)}]"
+
+
+def _wanted(listed: nodes.Expr, wanted: nodes.Expr, items: Sequence[Value], look: Look) -> Operand:
+    """The value that a list is searched for.
+
+    Raises: UcplError E101, with quotes as the remedy for a word of the list.
+    """
+    try:
+        return evaluated(wanted, look)
+    except UcplError as error:
+        found = error.diagnostics[0]
+        words = any(isinstance(item, str) for item in items)
+        if found.code != "E101" or not words or not isinstance(wanted, nodes.Name):
+            raise
+        remedy = f'a word has double quotes: where({print_expr(listed)}, "{wanted.path}")'
+        raise UcplError(evolve(found, remedy=remedy)) from None
 
 
 _MANY = ("min", "max", "lcm", "gcd")

@@ -14,8 +14,9 @@ from itertools import product
 from attrs import evolve
 
 from ucpl.errors import fail
-from ucpl.language import nodes
+from ucpl.language import nodes, print_expr
 from ucpl.language.walk import inside, rewritten, walk
+from ucpl.layout.arithmetic import meant_number
 from ucpl.layout.axes import stands_for
 from ucpl.layout.indices import chosen
 from ucpl.layout.scope import Scope, at
@@ -82,11 +83,28 @@ def _varying(binding: nodes.Binding, scope: Scope) -> Varying:
         scope.size(binding.name, binding.span)  # names the absent key of the config
     count = scope.size(binding.by, binding.span)
     if not isinstance(value, list) or not all(isinstance(n, int) and n >= 0 for n in value):
-        fail("E198", f"`{binding.name}` by `{binding.by}` is a list of sizes, not {value!r}", at(binding.span))
+        said = f"`{binding.name}` by `{binding.by}` is a list of sizes, not {value!r}"
+        fail("E198", said, at(binding.span), remedy=_listed(binding, value, count))
     sizes = tuple(n for n in value if isinstance(n, int))
     if len(sizes) != count:
-        fail("E198", f"`{binding.name}` has {len(sizes)} sizes, and `{binding.by}` is {count}", at(binding.span))
+        fail(
+            "E198",
+            f"`{binding.name}` has {len(sizes)} sizes, and `{binding.by}` is {count}",
+            at(binding.span),
+            remedy=f"write {count} sizes, one for each index of `{binding.by}`",
+        )
     return Varying(binding.name, binding.by, sizes)
+
+
+def _listed(binding: nodes.Binding, value: object, count: int) -> str:
+    """Remedy for sizes that are no list of whole numbers."""
+    if not isinstance(value, list):
+        line = f"dim {binding.name} = {print_expr(binding.value)}"
+        return f"one size for all indices has no brackets: {line}; a list has one for each of the {count}"
+    numbers = [one if isinstance(one, int) else meant_number(one) for one in value]
+    if None in numbers:
+        return f"write {count} whole numbers, one for each index of `{binding.by}`"
+    return f"write whole numbers, without quotes or points: {numbers}"
 
 
 @frozen

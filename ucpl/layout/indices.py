@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from ucpl.errors import fail
 from ucpl.language import nodes, print_expr
-from ucpl.layout.scope import Scope, at
+from ucpl.layout.arithmetic import meant_number
+from ucpl.layout.scope import Scope, Value, at
 
 __all__ = ["Indices", "before", "chosen", "compact", "places_of", "runs_in"]
 
@@ -57,12 +58,28 @@ def _said(item: nodes.Expr, name: str, size: int, scope: Scope) -> Iterator[int]
         scope.integer(item)  # names the absent key of the config
     for one in value if isinstance(value, list) else [value]:
         if not isinstance(one, int):
-            listed = isinstance(item, nodes.Name) and isinstance(one, str)
-            remedy = f'the positions of a word in a list: {name}[where({print_expr(item)}, "{one}")]' if listed else ""
-            fail("E138", f"{one!r} is no index of `{name}`", at(item.span), remedy=remedy)
+            fail("E138", f"{one!r} is no index of `{name}`", at(item.span), remedy=_of_values(item, name, value))
         if not -size <= one < size:
             fail("E138", f"{one} is no index of `{name}`, which is {size}", at(item.span))
         yield one % size
+
+
+def _of_values(item: nodes.Expr, name: str, value: Value) -> str:
+    """Remedy for values that are no indices."""
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",")]
+    flat = (
+        [two for one in value for two in (one if isinstance(one, list) else [one])]
+        if isinstance(value, list)
+        else [value]
+    )
+    numbers = [one if isinstance(one, int) else meant_number(one) for one in flat]
+    if None not in numbers:
+        return f"write whole numbers, without quotes or points, in one list: {numbers}"
+    word = next((one for one in flat if isinstance(one, str)), None)
+    if word is not None and isinstance(item, nodes.Name):
+        return f'the positions of a word in a list: {name}[where({print_expr(item)}, "{word}")]'
+    return ""
 
 
 def compact(indices: Sequence[int]) -> Indices:

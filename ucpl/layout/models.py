@@ -145,8 +145,9 @@ def _dimension(item: nodes.Tensor, position: int, scope: Scope, items: Sequence[
             return dim.name, scope.size(dim.name, dim.span)
         except UcplError as error:
             found = error.diagnostics[0]
-            if isinstance(found.about, NotWhole) and isinstance(found.about.value, list):
-                remedy = _by_which(item, dim.name, len(found.about.value), scope, items)
+            sizes = found.about.value if isinstance(found.about, NotWhole) else None
+            if isinstance(sizes, list) and all(isinstance(one, int) for one in sizes):
+                remedy = _by_which(item, dim.name, len(sizes), scope, items)
                 raise UcplError(evolve(found, remedy=remedy or found.remedy)) from None
             raise
     name = f"{item.path}#{position}"

@@ -108,6 +108,8 @@ def _ranged(node: nodes.Dim, scope: Scope, span: nodes.Span) -> ax.Axis:
                 remedy = (
                     f"write `{node.name}[{size + low}..]`: bounds count from 0"
                     if -size <= low < 0 == high - size
+                    else f"`{node.name}` is {size}: write `{node.name}[{low}..]`, or `{node.name}` for all of it"
+                    if 0 <= low < size < high
                     else ""
                 )
                 fail("E161", f"{low}..{high} is no range of `{node.name}`, which is {size}", at(span), remedy=remedy)

@@ -10,7 +10,7 @@ from attrs import evolve, field
 from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.language import nodes, print_expr, worded
 from ucpl.language.walk import walk
-from ucpl.layout.arithmetic import NUMBER_LIMIT, NotWhole, Value, at, bounded, evaluated, integer
+from ucpl.layout.arithmetic import NUMBER_LIMIT, NotWhole, Value, at, bounded, evaluated, integer, meant_number
 from ucpl.layout.name_remedies import for_name, nearest
 from ucpl.records import define, frozen
 from ucpl.texts import Json
@@ -19,6 +19,7 @@ __all__ = ["NUMBER_LIMIT", "Config", "Scope", "UnknownNumber", "Value", "at", "l
 
 Config = Mapping[str, Json]  # a Hugging Face config.json
 
+_CONFIGS = ("cfg", "conf", "self.config", "model_config", "model.config", "hparams", "args", "self.cfg", "hf_config")
 STEPS_LIMIT = 1_000_000  # evaluations within the definitions of one file before they count as runaway
 NESTING_LIMIT = 100
 
@@ -80,7 +81,7 @@ class Scope:
             "E101",
             f"no number is called `{name}`",
             at(span, "used here"),
-            remedy=self._instead(name) or for_name(name, self.names(), _define(name)),
+            remedy=self._instead(name) or self._key(name) or for_name(name, self.names(), _define(name)),
             about=UnknownNumber(name),
         )
 
@@ -97,6 +98,13 @@ class Scope:
         return (
             f"`{head}` is {print_expr(said)}: only sections of the config have parts, as in let t = config.text_config"
         )
+
+    def _key(self, name: str) -> str:
+        """Remedy for a key of the config without `config.` before it."""
+        head, _, last = name.rpartition(".")
+        key = last if head in _CONFIGS else name
+        known = self._config(key) is not None if self.config else head in _CONFIGS
+        return f"a key of the config comes after `config.`: write `config.{key}`" if known else ""
 
     def _bound(self, name: str, span: nodes.Span) -> Value:
         if name in self.pending:
@@ -184,7 +192,7 @@ class Scope:
             return f"give a whole number: -D {name}=4"
         said = self.bindings.get(name)
         if isinstance(said, nodes.Name) and said.path.startswith("config."):
-            return f"`{said.path}` is {value!r}: name a key of the config that has a whole number"
+            return _of_key(said.path, name, value)
         if isinstance(said, nodes.List):
             sizes = print_expr(said)
             line = worded(said.span, f"{name} = {sizes} by NAME", f"{name}[NAME] = {sizes}")
@@ -241,7 +249,7 @@ class Scope:
             )
         close = nearest(last, node)
         path = ".".join(["config", *steps, close or ""])
-        inside = [] if close or last in node else _under(self.config, last)
+        inside = [] if close or last in node else [last] * (last in self.config) or _under(self.config, last)
         if len(inside) == 1:
             path, close = f"config.{inside[0]}", inside[0]
         fail(
@@ -249,7 +257,7 @@ class Scope:
             f"`{key.path}` has no value in the config" if last in node else f"the config has no key `{key.path[7:]}`",
             at(key.span, "asked for here"),
             remedy=f"did you mean `{path}`?"
-            if close and close != last
+            if path != key.path and (close or inside)
             else f"give a fallback: default({key.path}, ...){size}; or another config",
         )
 
@@ -303,6 +311,16 @@ class Scope:
                 return self.lacks_config(left, chain) or self.lacks_config(right, chain)
             case _:
                 return False
+
+
+def _of_key(key: str, name: str, value: object) -> str:
+    """Remedy for a key of the config whose value is no integer."""
+    number = meant_number(value)
+    if number is not None:
+        return f"write {number} in the config, without quotes or a point; or give -D {name}={number}"
+    if isinstance(value, list):
+        return f"name a key that has a whole number; how many items `{key}` has is length({key})"
+    return f"`{key}` is {value!r}: name a key of the config that has a whole number"
 
 
 def literal(value: Value) -> nodes.Expr:
