@@ -22,6 +22,7 @@ from ucpl.placement import Part, Placement
 from ucpl.records import frozen
 from ucpl.registry import format_named
 from ucpl.verification.blobs import missing
+from ucpl.verification.mismatches import Mismatch, pattern_of, told_once
 
 SHOWN = 8  # findings of one kind that are listed
 
@@ -38,14 +39,23 @@ def findings(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
     seen: set[tuple[str, tuple[str, ...]]] = set()
     spec = placement.layout.call
     for part in placement.parts:
+        lacking = []
         for shape, places in part.homes.places():
             seen.update(places)
             for place in places:
                 extent = stored.get(place)
-                if extent is None or extent.shape != _stated(part, shape, extent.dtype):
-                    out.append(_misplaced(part, place, shape, extent, checkpoint, spec))
+                if extent is None:
+                    lacking.append((place, shape))
+                elif extent.shape != _stated(part, shape, extent.dtype):
+                    out.append(_misshapen(part, place, shape, extent, checkpoint, spec))
+        if lacking:
+            some = len(lacking) < sum(len(places) for _, places in part.homes.places())
+            out += [_absent(part, place, shape, some, checkpoint, spec) for place, shape in lacking]
+    covered: set[str] | None = None
     for (file, key), extent in stored.items():
         if (file, key) not in seen and extent.numel:
+            if covered is None:
+                covered = {pattern_of("/".join(one)) for place, one in seen if (place, one) in stored}
             out.append(
                 Diagnostic(
                     "E320",
@@ -55,37 +65,59 @@ def findings(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
                         Label(spec, "covers all but this"),
                     ),
                     remedy="add an entry for it to the layout",
+                    about=Mismatch(
+                        "/".join(key), file, stored=extent.shape, of_some=pattern_of("/".join(key)) in covered
+                    ),
                 )
             )
     found = missing(placement, checkpoint) + out
     return found + _left_over(placement, checkpoint) + orders(placement, checkpoint)
 
 
-def _misplaced(
+def _absent(
     part: Part,
     place: tuple[str, tuple[str, ...]],
     shape: tuple[int, ...],
-    extent: Extent | None,
+    some: bool,
     checkpoint: Checkpoint,
     spec: str,
 ) -> Diagnostic:
-    """E321 of an absent stored tensor, E322 of another shape."""
-    here = at(part.span, "stored by this line") if part.span.line else Label(spec, where=part.label)
+    """E321 of a stored tensor.
+
+    `some`: other tensors of its entry are there.
+    """
     file, key = str(checkpoint.root / place[0]), "/".join(place[1])
-    if extent is None:
-        return Diagnostic(
-            "E321",
-            f"{part.state} of `{part.label}` should be at {key}, and the checkpoint has nothing there",
-            (Label(file, "no tensor in this file", where=key), here),
-            remedy="correct the entry's name, or take the entry out",
-        )
-    stated = list(_stated(part, shape, extent.dtype))
+    return Diagnostic(
+        "E321",
+        f"{part.state} of `{part.label}` should be at {key}, and the checkpoint has nothing there",
+        (Label(file, "no tensor in this file", where=key), _line(part, spec)),
+        remedy="correct the entry's name, or take the entry out",
+        about=Mismatch(key, place[0], part, shape, of_some=some),
+    )
+
+
+def _misshapen(
+    part: Part,
+    place: tuple[str, tuple[str, ...]],
+    shape: tuple[int, ...],
+    extent: Extent,
+    checkpoint: Checkpoint,
+    spec: str,
+) -> Diagnostic:
+    """E322 of a stored tensor."""
+    file, key = str(checkpoint.root / place[0]), "/".join(place[1])
+    stated = _stated(part, shape, extent.dtype)
     return Diagnostic(
         "E322",
-        f"{key} is {list(extent.shape)} in the checkpoint and {stated} in the layout",
-        (Label(file, f"{list(extent.shape)}", where=key), here),
+        f"{key} is {list(extent.shape)} in the checkpoint and {list(stated)} in the layout",
+        (Label(file, f"{list(extent.shape)}", where=key), _line(part, spec)),
         remedy="correct the sizes or the cut in the layout",
+        about=Mismatch(key, place[0], part, stated, extent.shape),
     )
+
+
+def _line(part: Part, spec: str) -> Label:
+    return at(part.span, "stored by this line") if part.span.line else Label(spec, where=part.label)
 
 
 def _stated(part: Part, shape: tuple[int, ...], dtype: str) -> tuple[int, ...]:
@@ -144,10 +176,10 @@ def _excerpt(names: list[str], n: int) -> str:
 
 
 def demand(placement: Placement, checkpoint: Checkpoint) -> None:
-    """Raise the first few results of `findings`."""
+    """Raise the first few results of `findings`, one for each line."""
     found = findings(placement, checkpoint)
     if found:
-        raise UcplError(*found[:SHOWN])
+        raise UcplError(*told_once(found, placement.layout)[:SHOWN])
 
 
 # --- Files of more ranks than the layout has ------------------------------------------------------------------------
