@@ -27,6 +27,7 @@ from tests.formats.torch_file.tiny import Tiny, adamw, built, train
 from ucpl.cli import main
 from ucpl.errors import UcplError
 from ucpl.formats.opening import open_checkpoint
+from ucpl.registry import format_named
 
 State = dict[str, Any]
 
@@ -464,6 +465,10 @@ def test_classes_of_harmless_values_need_no_permission(tmp_path: Path) -> None:
         ucpl.convert(tmp_path / "run.pt", tmp_path / call, call)
     made = torch.load(tmp_path / "torch_file()" / "checkpoint.pt", weights_only=False)
     assert made["config"] == {"a": {"b": 1}} and made["config"]["c"] == {}
+    for source, is_said in (("run.pt", True), ("one.pt", False)):
+        target = ucpl.plan(str(tmp_path / source), "torch_file()").target
+        (said,) = (*format_named("torch_file").advice(open_checkpoint(tmp_path / source), target), "")[:1]
+        assert ("collections.defaultdict: torch.load takes this file with weights_only=False" in said) == is_said
 
 
 def test_counters_of_an_engine_are_compared_where_a_script_has_them(tmp_path: Path) -> None:

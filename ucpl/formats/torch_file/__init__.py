@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ucpl.files.checkpoint import Checkpoint, Framework, Order
 
 _LAYOUTS = 'one file of a training script is torch_file(): {"model": ..., "optimizer": ...}'
+REFUSED = "values of the run are of {names}: torch.load takes this file with weights_only=False alone"
 
 
 class TorchFileFormat(Format):
@@ -57,6 +58,7 @@ class TorchFileFormat(Format):
         return "a state dict alone has no place for it" if is_left else ""
 
     def advice(self, source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+        from ucpl.files.inert import unsafe_globals
         from ucpl.formats.leaving import tied_advice
         from ucpl.formats.optimizer_hypers import NUMBERED, frozen_in_no_group, masters_as_states, numbered_empty
 
@@ -65,7 +67,9 @@ class TorchFileFormat(Format):
             return tied
         masters = () if structure.settings.get("master_list") else masters_as_states(source, structure)
         unnamed = (*frozen_in_no_group(source, structure, NUMBERED), *numbered_empty(source, structure))
-        return (*tied, *unnamed, *masters)
+        classes = sorted({name for value in source.state.carried.values() for name in unsafe_globals(value)})
+        refused = (REFUSED.format(names=", ".join(classes)),) if classes else ()
+        return (*tied, *refused, *unnamed, *masters)
 
     def known_globals(self) -> frozenset[str]:
         from ucpl.formats.torch_dicts import VALUES
