@@ -65,8 +65,7 @@ def test_an_answer_is_short(call: str, wrong: str, remedy: str, here: Path, monk
     wrong, remedy, help_line, message = (
         one.replace(str(here.resolve()), ".") for one in (wrong, remedy, help_line, message)
     )
-    is_answer = status == 1 and call.startswith("resume")  # no checkpoint: the run starts from its beginning
-    assert (is_answer or status in (2, 3, 4, 5)) and not out.getvalue() and not (here / "out").exists()
+    assert status in (1, 2, 3, 4, 5) and not out.getvalue() and not (here / "out").exists()
     assert message.startswith("error[E") and " ".join(wrong.split()) in " ".join(message.split()), text
     assert f"= help: {' '.join(remedy.split())}" in help_line, text
     lines = text.splitlines()

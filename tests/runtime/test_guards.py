@@ -1,5 +1,6 @@
 """Guards of a run: unchanged source, complete read-back, distinct runs."""
 
+import errno
 import json
 import os
 import random
@@ -234,17 +235,23 @@ def test_sides_of_a_plan_are_distinguished(small):
     assert digest_of_plan(one) != digest_of_plan(other)
 
 
-def test_a_plan_that_the_disk_does_not_give_is_not_to_be_made_anew(tmp_path):
-    """A folder in the plan's place.
+def test_a_plan_that_the_disk_does_not_give_is_not_to_be_made_anew(tmp_path, monkeypatch):
+    """A missing file and a folder are no plans.
 
-    Its open fails for another reason than a missing file.
+    An error of the disk leaves the plan as it is.
     """
-    remedies = []
-    for path in (tmp_path / "no.plan", tmp_path):
+
+    def broken(self):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def remedy(path):
         with pytest.raises(UcplError) as caught:
             load_plan(path)
-        remedies.append(caught.value.diagnostics[0].remedy)
-    assert "ucpl plan" in remedies[0] and "ucpl plan" not in remedies[1] and "disk" in remedies[1]
+        return caught.value.diagnostics[0].remedy
+
+    assert all("ucpl plan" in remedy(path) for path in (tmp_path / "no.plan", tmp_path))
+    monkeypatch.setattr("pathlib.Path.read_bytes", broken)
+    assert "ucpl plan" not in remedy(tmp_path) and "disk" in remedy(tmp_path)
 
 
 # ---- names that must be free -----------------------------------------------------------------------------------------

@@ -294,8 +294,9 @@ def write_text(path: Path, text: str | bytes) -> None:
 
 def _other_place(error: OSError | ValueError, path: Path) -> str:
     """The file of an error, if it is not the path."""
-    name = getattr(error, "filename", None)
-    return name if isinstance(name, str) and Path(name).parent != path.parent and Path(name) != path.parent else ""
+    name, folder = getattr(error, "filename", None), path.absolute().parent
+    is_other = isinstance(name, str) and folder not in (Path(name).absolute(), Path(name).absolute().parent)
+    return str(name) if is_other else ""
 
 
 def _fill(handle: int, data: bytes) -> None:

@@ -47,12 +47,14 @@ _DEGREES = {name: name for name in ("tp", "dp", "pp", "ep", "cp", "fsdp")} | {
     "num-gpus": "dp", "ranks": "dp",
 }  # fmt: skip
 _SYNONYMS = {  # of options, in other tools
+    "--unfreeze": "--train NAME", "--thaw": "--train NAME", "-j": "--workers N", "--dry": "--dry-run",
     "--overwrite": "--force", "-f": "--force", "-y": "--force", "-n": "--dry-run", "--fast": "--quick", "-v": "--verbose",
     "--src": "SRC DST without names", "--source": "SRC DST without names", "--input": "SRC DST without names",
     "--input-folder": "SRC DST without names", "--target": "--to LAYOUT", "--strategy": "--to LAYOUT",
     "--stage": "--to zero3", "--zero-stage": "--to zero3", "--degrees": "-D tp=2",
     "--dtype": "-D dtype=bf16 with --to safetensors, or -D bf16=1", "--bf16": "-D bf16=1", "--fp16": "-D fp16=1",
 }  # fmt: skip
+_WRITTEN = {".ucpl": "-o", ".plan": "-o", ".svg": "--svg", ".html": "--html"}  # options for files, by the suffix
 _FIRST = "ucpl convert SRC DST --to zero3 -D dp=8"
 _CHOICE = re.compile(r"argument (.+?): invalid choice: '(.*)' \(choose from (.*)\)")
 _CHECKPOINTS = (
@@ -135,6 +137,8 @@ class Parser(argparse.ArgumentParser):
             remedy = f"write -D {_DEGREES[degree]}={number}, or the call of a layout: 'zero1(dp=2)'"
         elif bare in _SYNONYMS and {*_SYNONYMS[bare].split()} & {*known, "SRC"}:
             remedy = f"write {_SYNONYMS[bare]}"
+        elif not wrong.startswith("-") and (option := _option_of(arguments, wrong, known)):
+            remedy = f"write {option}"
         else:
             close = nearest(bare, known, 0.7) if wrong.startswith("-") else ""
             remedy = f"did you mean `{close}`?" if close else self._example()
@@ -144,6 +148,15 @@ class Parser(argparse.ArgumentParser):
             Label("<command line>", where=self.prog),
             remedy=remedy,
         )
+
+
+def _option_of(arguments: Sequence[str], word: str, known: Sequence[str]) -> str:
+    """The option of a word too many, or an empty text."""
+    before = [*arguments[: list(arguments).index(word)]][-2:]
+    if len(before) == 2 and before[0] == "-D" and "=" not in before[1]:
+        return f"-D {before[1]}={word}"
+    option = _WRITTEN.get(Path(word).suffix, "")
+    return f"{option} {word}" if option in known else ""
 
 
 def run(argv: Sequence[str] | None = None) -> int:

@@ -97,6 +97,9 @@ class Formatter(argparse.HelpFormatter):
         return wrapped(" ".join(text.split()), max(width, _NARROWEST), 0)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        lines = [indent + line for line in text.splitlines()]
+        joined = re.sub(
+            r"(?<=[^\s:])\n(?=[^\s])", " ", text
+        )  # lines of a paragraph, which a docstring breaks elsewhere
+        lines = [indent + line for line in joined.splitlines()]
         pieces = (piece for line in lines for piece in wrapped(line, width, None if line.startswith(" ") else 0))
         return "\n".join(pieces)

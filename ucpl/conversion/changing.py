@@ -276,7 +276,8 @@ def _of_kind(known: _Known, said: tuple[str, str], kind: str, of: tuple[str, fro
     text, dropped = of
     named = known.owners(text)
     if not named:
-        _refuse_unknown(known, said, for_parameter(text, [*known.tensors, *known.aliases]))
+        of_kind = [path for path, tensor in known.tensors.items() if tensor.kind == kind]
+        _refuse_unknown(known, said, for_parameter(text, [*known.tensors, *known.aliases], of_kind))
     mine = [path for path in named if known.tensors[path].kind == kind]
     for path in named:
         if path in dropped and ("*" not in text or not set(mine) - dropped):

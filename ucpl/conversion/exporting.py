@@ -190,9 +190,9 @@ def _names(opened: Checkpoint, config: Config, given: Given, spec: str) -> tuple
     first = opened.state.tensors[0].name if opened.state.tensors else ""
     fail(
         "E399",
-        f"no layout of {'the shipped specs' if not spec else tried[0]} has the names of this checkpoint, such as `{first}`",
+        f"no layout of {'the shipped specs' if not spec else tried[0]} has the names of {opened.top}, such as `{first}`",
         Label(str(opened.top), where=first),
-        remedy="write a spec with a layout of both names (docs/TUTORIAL.md), and give it: --model FILE.ucpl",
+        remedy="give a spec that has both names: --model FILE.ucpl (docs/TUTORIAL.md)",
     )
 
 

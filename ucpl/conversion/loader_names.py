@@ -109,9 +109,9 @@ def _of_peft(names: Sequence[str], lead: str, source: Side, given: Given) -> _Na
     if not _has_config(source, given):
         fail(
             "E394",
-            f"PEFT needs {CONFIG} next to an adapter's weights, and the source has none",
+            f"PEFT needs {CONFIG}, and {source.checkpoint and source.checkpoint.top} has none",
             Label(str(source.checkpoint and source.checkpoint.top)),
-            remedy=f"--config PATH/{CONFIG} names it: PEFT wrote it where the adapter was saved",
+            remedy=f"write --config PATH/{CONFIG}: PEFT saves it with an adapter",
         )
     if is_saved:
         return _Names({ADAPTER: {n: n.removeprefix(lead) for n in names}}, f"those of the adapter, in {ADAPTER}")

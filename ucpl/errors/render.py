@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from attrs import evolve
+
 from ucpl.errors import Diagnostic, Label
 
 __all__ = ["render_diagnostic"]
@@ -50,9 +52,9 @@ def _brief(diagnostic: Diagnostic, first: str) -> tuple[Label, ...]:
     calls = [label.source for label in diagnostic.labels if label.file == "<call>" and label.source is not None]
     kept = tuple(Label(call) for call in dict.fromkeys(calls))
     for label in diagnostic.labels:
-        of_call = label.file.startswith("<")
+        of_call = label.file.startswith("<") or (label.line is None and label.file.endswith(")"))
         if not of_call and not label.file.startswith("specs/") and label.file not in first:
-            kept += (label,)
+            kept += (evolve(label, where="") if label.where in first else label,)
     return kept
 
 

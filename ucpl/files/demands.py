@@ -48,7 +48,7 @@ class NamePatterns:
     patterns: tuple[str, ...]
     of: tuple[str, ...]  # frameworks whose own checkpoints have other names, too
     code: str
-    says: str  # "no module of Megatron-Core has such a name"
+    says: str  # "Megatron-Core has no tensor of such a name"
 
     def unmet(self, seen: LoaderView) -> Iterable[Diagnostic]:
         if not seen.is_of_any or seen.origin in self.of or not seen.stored:

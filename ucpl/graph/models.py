@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
+
 from ucpl.errors import Label, fail
 from ucpl.graph.missing_elements import line_to_write
 from ucpl.layout import LogicalTensor
@@ -47,6 +49,15 @@ def check_models(source: Placement, target: Placement, drop: set[str]) -> None:
     _check_tensors(source, target, drop)
 
 
+def _for_absent(path: str, source: Placement, target: Placement) -> str:
+    """Remedy for a tensor of the target that the source's model lacks."""
+    if {*source.layout.tensors}.isdisjoint(target.layout.tensors):  # names of two dialects
+        file = PurePath(target.layout.tensors[path].span.file).name or "FILE.ucpl"
+        return f"the names of source and target differ: give the source's, as in --from {file}:hf"
+    fill = line_to_write("weight", path, frozenset({"weight"}))
+    return f"source and target must be layouts of one model; fill new tensors: {fill}"
+
+
 def _check_tensors(source: Placement, target: Placement, drop: set[str]) -> None:
     ours = source.layout.tensors
     filled = {path for line in target.layout.fillings if line.states is None for path in line.names}
@@ -66,8 +77,7 @@ def _check_tensors(source: Placement, target: Placement, drop: set[str]) -> None
                 "E301",
                 f"the target stores `{path}`, which the source's model lacks",
                 at(tensor.span) if tensor.span.line else there,
-                remedy="source and target must be layouts of one model; fill new tensors:"
-                f" {line_to_write('weight', path, frozenset({'weight'}))}",
+                remedy=_for_absent(path, source, target),
             )
         if path in filled and _grows(other, tensor):
             continue

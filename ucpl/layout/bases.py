@@ -11,7 +11,7 @@ from typing import NoReturn
 from ucpl.errors import Label, fail
 from ucpl.language import nodes
 from ucpl.layout.library import KnownStatement, Library
-from ucpl.layout.name_remedies import nearest
+from ucpl.layout.name_remedies import in_short, nearest
 from ucpl.layout.overlay import each_state, overlay, without_gone
 from ucpl.layout.scope import Value, at, literal
 
@@ -127,11 +127,7 @@ def placed(
         name = argument.name or names[position]
         if name not in names:
             close = nearest(name, names)
-            remedy = (
-                f"did you mean `{close}`?"
-                if close
-                else f"its parameters: {', '.join(names[:8]) or 'none'}{', ...' * (len(names) > 8)}"
-            )
+            remedy = f"did you mean `{close}`?" if close else f"its parameters: {in_short(names)}"
             if name in fixed:
                 remedy = (
                     f"its text fixes it with `let {name} = ...`: leave it out, or call a layout that leaves it open"

@@ -8,8 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-__all__ = ["alike_names", "for_axis", "for_dropped", "for_name", "for_parameter", "for_place", "may_be_new", "nearest"]
+__all__ = [
+    "alike_names",
+    "for_axis",
+    "for_dropped",
+    "for_name",
+    "for_parameter",
+    "for_place",
+    "in_short",
+    "may_be_new",
+    "nearest",
+]
 
+_SHORT = 60  # characters
 _OF_RANKS = ("rank", "world", "ranks", "global_rank")
 _ALL = ("all", "world", "every", "mesh")
 _OF_CUTS = ("size", "shard", "equal", "even", "cut", "rank")  # words that stand behind an `@` elsewhere
@@ -68,10 +79,24 @@ def for_dropped(name: str, states: Sequence[str], tensors: Sequence[str]) -> str
     return f"write {state}a tensor, as in {_first(tensors)}"
 
 
-def for_parameter(name: str, parameters: Sequence[str]) -> str:
-    """Remedy for a frozen or trained name that is no parameter."""
-    close = nearest(name, parameters)
-    return f"did you mean `{close}`?" if close else f"write a parameter of the model, as in {_first(parameters)}"
+def for_parameter(name: str, parameters: Sequence[str], of_kind: Sequence[str] = ()) -> str:
+    """Remedy for a frozen or trained name that is no parameter.
+
+    of_kind: the parameters that can be named there.
+    """
+    stems = {one.rpartition(".")[0] for one in parameters} - {""}
+    stem = name.removesuffix("*").removesuffix(".")
+    part = stem if stem in stems else nearest(stem, stems) if name.endswith("*") else None
+    close = f"{part}.*" if part else nearest(name, parameters)
+    if close:
+        return f"did you mean `{close}`?"
+    return f"write a parameter of the model, as in {_first(of_kind or parameters)}"
+
+
+def in_short(names: Sequence[str]) -> str:
+    """Names of parameters for a message: those of two short lines."""
+    shown = next((n for n in range(min(len(names), 8), 1, -1) if len(", ".join(names[:n])) <= _SHORT), 1)
+    return (", ".join(names[:shown]) or "none") + ", ..." * (len(names) > shown)
 
 
 def _first(names: Sequence[str]) -> str:

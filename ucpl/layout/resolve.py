@@ -21,7 +21,7 @@ from ucpl.layout.layout import GlobMatch, Layout
 from ucpl.layout.library import Library
 from ucpl.layout.misplaced_statements import check_acting, check_founded, check_known, check_places
 from ucpl.layout.models import UnknownTensor, aliases_of, check_sizes, for_alias, groups_of, states_of, tensors_of
-from ucpl.layout.name_remedies import nearest
+from ucpl.layout.name_remedies import in_short, nearest
 from ucpl.layout.on_mesh import check_meshes
 from ucpl.layout.patterns import index_rules, meshes_of
 from ucpl.layout.reduced_states import check_carried_states, with_reduced_states
@@ -215,7 +215,7 @@ def _reject_unknown_sizes(sizes: Mapping[str, Value], opened: OpenedLayout) -> N
         close = nearest(unknown, sorted({*scope.bindings, *open_dims, *own}))
         others = [] if opened.layout.of == "any" else sorted({*scope.bindings, *open_dims}.difference(own))
         sizes_there = ("; sizes: " + ", ".join(others[:20])) if others else ""
-        has = f"parameters of {opened.layout.name}: {', '.join(own) or 'none'}{sizes_there}"
+        has = f"parameters of {opened.layout.name}: {in_short(own)}{sizes_there}"
         remedy = f"did you mean `{close}`?" if close else has
         known = [k.node for k in opened.library.known.values() if isinstance(k.node, nodes.Layout)]
         of = next((k for k in (opened.layout, *known) if unknown in {p.name for p in k.parameters}), None)

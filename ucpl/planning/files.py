@@ -104,7 +104,7 @@ def load_plan(path: Path) -> Plan:
     try:
         data = path.read_bytes()
     except (OSError, ValueError) as error:  # a ValueError: a path that no file can have
-        gone = isinstance(error, FileNotFoundError | ValueError)
+        gone = isinstance(error, FileNotFoundError | IsADirectoryError | ValueError)
         remedy = "" if gone else "the plan may be complete: check the disk and permissions, then run this again"
         fail(
             "E350",

@@ -227,7 +227,7 @@ def _place(target: Path, source: Checkpoint, parent: Path | None = None) -> Path
         within = place
     for top in (top for top in tops if place == top or top in place.parents or place in top.parents):
         what = "holds" if place in top.parents else "is the same as, or inside,"
-        remedy = "the source is only read: choose a DST outside of it"
+        remedy = "choose a DST outside of the source"
         fail("E507", f"the target {what} the source {top}", Label(str(place)), remedy=remedy)
     return within
 

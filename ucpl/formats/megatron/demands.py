@@ -24,6 +24,6 @@ DEMANDS = Demands(
         ),
         of=("megatron_core", "megatron_legacy", "megatron_fsdp"),
         code="E549",
-        says="no module of Megatron-Core has a tensor of such a name, so that no job looks for it",
+        says="Megatron-Core has no tensor of such a name",
     ),
 )

@@ -64,7 +64,7 @@ class Folders:
                 "E471",
                 f"{self.name}() writes {format_named(self.name).title} again, and the source is not in one",
                 Label(str(source.root), f"has no {_OTHERS[self.name]}"),
-                remedy="name the folder that holds the run, or write --to 'torch_file()', 'dcp(fsdp=...)' or 'zero2(dp=...)'",
+                remedy="name the run's folder, or write --to zero2 -D dp=2",
             )
         return _Writer(self.name, structure, targets, with_empty_states(source, structure)).skeleton()
 
