@@ -91,7 +91,6 @@ def test_nothing_is_offered_that_cannot_be_read() -> None:
 
 def test_no_bracket_is_taken_out_that_leaves_another_open() -> None:
     assert "write:" not in remedy("index k = l@pp[]", "l")
-    assert "write:" not in remedy("embed = v h at pp = 0", "l")
 
 
 def test_a_line_that_no_person_wrote_is_not_looked_at() -> None:

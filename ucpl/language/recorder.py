@@ -97,7 +97,11 @@ class SpanRecorder:
         if token in words:
             return str(token)
         known = ", ".join(f"`{word}`" for word in words)
-        fail("E016", f"`{token}` is not {what}", self.label(token, f"one of {known} is expected here"))
+        near = difflib.get_close_matches(str(token)[:40], words, 1, 0.75)
+        remedy = f"did you mean `{near[0]}`?" if near else ""
+        if "buffer" in words and not near:
+            remedy = "a tensor is a parameter without a word: take the word out, or write `is frozen` or `is buffer`"
+        fail("E016", f"`{token}` is not {what}", self.label(token, f"one of {known} is expected here"), remedy=remedy)
 
     def _element_type(self, part: Fragment) -> str:
         """The name of an element type. Raises E023 for any other."""
@@ -107,6 +111,8 @@ class SpanRecorder:
             close = words().dtypes.get(name) or next(iter(near), "")
             known = ", ".join(sorted(ELEMENT_TYPES))
             remedy = f"write `{close}`" if close else f"there are {known}"
+            if name == "scalar":
+                remedy = "the element type comes before: write `f32 scalar`"
             fail("E023", f"no element type is called `{name}`", self.label(part, "named here"), remedy=remedy)
         return name
 

@@ -37,7 +37,7 @@ def _model(*lines: str) -> list[str]:
 # Slips for which no line can be made; the others are in `suggestions`.
 HINTS: dict[str, list[str]] = {
     "an axis is a name: write `dim x = 4` in the model, then `x` here; a bare size there, `w : h 4`, is `_` here": _layout(
-        "a = h 4", "a = (4 h)", "a = 4 h"
+        "a = h 4", "a = (4 h)", "a = 4 h", "a = h@t 4"
     ),
     "texts stand in double quotes": _layout("file f = torch"),
     'a file has a form and a name, as in: file weights = torch "model.pt"': _layout('file "b"'),
@@ -52,8 +52,14 @@ HINTS: dict[str, list[str]] = {
         _layout("state * =", "a =")
     ),
     "a cut names a mesh axis, as in @tp or @chunk(dp, 2), whose degree is a parameter; sizes: @pp[7, 8, 9]": _layout(
-        "a = h@4"
+        "a = h@4", "a = h@chunk", "a = h@chunk as", "a = h@chunk(4)", "a = h@spread", "a = h@spread(4)"
     ),
+    "parts end to end are in parentheses, as in `qkv = (q: g d + k: g d) h`": _layout("a = b: h", "a = h b: h"),
+    "a label is the name of a tensor, without indices, as in `qkv[l] = (q: g d + k: g d) h`": _layout("a = (b[l]: h)"),
+    "`at` names a mesh axis and a coordinate of it, as in `at pp[0]`, or `at pp[-1]` for the last": _layout(
+        "a = h at t", "a = h at t as"
+    ),
+    "`pad` has a third word for what is added: `live`, `undefined`, or none for zeros": _layout("a = pad(h, 2, -4)"),
     "`pad` takes an axis and the number that its size becomes a multiple of, as in pad(vocab, 128 * tp)": _layout(
         "a = pad v h", "a = pad(v) h"
     ),

@@ -166,11 +166,12 @@ def _by_rows(at: RefusedLine, version: int) -> Iterator[tuple[str, str]]:
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[A-Za-z_]\w*|\d+|\.{2,3}|[-+=:<>!&|*/%^~?]+|[^\s\w]')
 _RUN = re.compile(r"""[^\s"'(),\[\]=@+|;]+""")  # of a path or a name without its quotes
 _ODD_NAME = re.compile(r"[A-Za-z_][\w.]*(?:[-/][\w.]+|\.\d[\w.]*)+")
-_LIST = re.compile(r'[\w."* ,]+')
+_VARIABLE = re.compile(r"\$\{\{?[ \t]*([\w.]+)[ \t]*\}?\}|\$([A-Za-z_][\w.]*)")  # of a shell, HCL or a pipeline
+_LIST = re.compile(r'[\w."* ,@]+')
 # Signs that people type for others; each is tried, and the parser decides.
 _SIGNS = {
     "=": (" == ", ": ", " : "),
-    ":": (" = ", "..", ", "),
+    ":": (" = ", "..", ", ", " as "),
     "==": (" = ",),
     "===": ("==",),
     "<>": ("!=",),
@@ -191,6 +192,7 @@ _SIGNS = {
 }
 _NOTHING = frozenset(",;$&!*\\|~:")  # signs that other languages write where this one has none
 _OPERATORS = {"OR", "AND", "COMPARE", "PLUS", "MINUS", "STAR", "SLASH", "PERCENT", "DOT", "DIV"}
+_NAMING = ("model", "layout", "plan", "group", "file", "alias", "blob", "index")  # words before a new name
 _JOINING = {"of", "is", "by", "order", "not", "and", "or", "over"}
 _CONDITION = re.compile(r"^assert\b|\bwhen\b")
 
@@ -228,6 +230,12 @@ class _Slip:
         found = open_brackets(self.line, place)
         return self.line[max(0, found[-1] - 1) : found[-1] + 1] if found else ""
 
+    def may_negate(self, start: int) -> bool:
+        """True if `not` can be at that place: in a condition, or first in brackets."""
+        if self.opened(start)[-1:] == "[":
+            return self.line[:start].rstrip()[-1:] == "["
+        return not self.line[start - 1 : start].strip(" (") and _CONDITION.search(self.line) is not None
+
     def without(self, sign: str, start: int) -> str:
         """The line with spaces for a sign, from a place on."""
         parts = (" " if one == sign else one for one in re.split(f"({_TOKEN.pattern})", self.line[start:]) if one)
@@ -253,6 +261,9 @@ def _edits(slip: _Slip) -> Iterator[tuple[str, str]]:
 
     Each is the reason, and the line.
     """
+    for one in _VARIABLE.finditer(slip.line):
+        if one.start() <= slip.column <= one.end():
+            yield "a number is named without signs around it", slip.put(one.start(), one.end(), one[1] or one[2])
     tokens = list(_TOKEN.finditer(slip.line))
     here = next((i for i, one in enumerate(tokens) if one.end() > slip.column), len(tokens))
     around = [tokens[i] for i in (here, here - 1) if 0 <= i < len(tokens)]
@@ -284,11 +295,15 @@ def _other_word(slip: _Slip, token: Match[str]) -> Iterator[tuple[str, str]]:
             or (own == "==" and _CONDITION.search(slip.line[:start]))
         ):
             yield f"the word for `{text}` is `{own}` here", slip.put(start, stop, own)
+            if not start and slip.line[stop : stop + 1] in (":", "="):  # of YAML: `dims: l = 4`
+                yield f"the word for `{text}` is `{own}` here", slip.put(start, stop + 1, own)
     kind = words().dtypes.get(text)
     if "dtype" in slip.expected and (kind or text in ELEMENT_TYPES):
         yield "the element type comes after `dtype`", slip.put(start, stop, f"dtype {kind or text}")
     if kind:
         yield f"the element type `{text}` is called `{kind}`", slip.put(start, stop, kind)
+    if slip.expected == {"model"} and start == slip.column:
+        yield f"`model` is written here, and not `{text}`", slip.put(start, stop, "model")
     near = difflib.get_close_matches(text[:40], sorted(one for one in slip.expected | begins if one.islower()), 1, 0.7)
     if near and near[0] != text:
         yield f"did you mean `{near[0]}`?", slip.put(start, stop, near[0])
@@ -306,8 +321,9 @@ def _other_sign(slip: _Slip, token: Match[str]) -> Iterator[tuple[str, str]]:
         word = other.strip()
         if (
             (word == "==" and not _CONDITION.search(slip.line[:start]))
-            or (word == "not" and (slip.line[start - 1 : start].strip(" (") or not _CONDITION.search(slip.line)))
+            or (word == "not" and not slip.may_negate(start))
             or (word == "all" and not re.search(r"^group\b.*[ =]$", slip.line[:start]))
+            or (word == "as" and text == ":" and slip.line[stop:].lstrip()[:1] != '"')
             or (word in ("as", "and", "or") and word not in slip.expected and not _CONDITION.search(slip.line[:start]))
             or (word == "..." and slip.line[:start].rstrip()[-1:] != "=" and text == "*")
             or (text in ",;" and ":" not in slip.line[:start].rpartition("(")[2])
@@ -336,7 +352,7 @@ def _quoted(slip: _Slip, token: Match[str]) -> Iterator[tuple[str, str]]:
         return
     if "STRING" in slip.expected and "NAME" not in slip.expected:
         why = "a file and a key have double quotes"
-    elif not found.start() and _ODD_NAME.fullmatch(name):
+    elif slip.line[: found.start()].strip() in ("", *_NAMING) and _ODD_NAME.fullmatch(name):
         why = "a name with other signs than letters, digits, `_` and `.` has double quotes"
     else:
         return
@@ -351,7 +367,13 @@ def _other_brackets(slip: _Slip, token: Match[str]) -> Iterator[tuple[str, str]]
     if stop < 0:
         return
     before, inner, after = slip.line[:start], slip.line[start + 1 : stop], slip.line[stop + 1 :]
-    if (before[-1:].isalnum() and not slip.opened(start)) or ":" in inner:
+    if inner[:1] == '"' and "STRING" in slip.expected:
+        yield f"`{pair}` is not written here", f"{before.rstrip()} {inner}{after}"
+    elif before[-1:] == "." and pair in ("{}", "[]"):
+        yield "an index comes in brackets", f"{before[:-1]}[{inner}]{after}"
+    elif before.startswith("group ") and pair == "[]" and before[-1:].isalnum():
+        yield "a member of a group is a tensor with all of its layers", re.sub(r"(?<=\w)\[[^\]]*\]", "", slip.line)
+    elif (before[-1:].isalnum() and not slip.opened(start)) or ":" in inner:
         for other in ("()", "[]"):
             if other != pair:
                 yield f"`{other}` is written here, and not `{pair}`", f"{before}{other[0]}{inner}{other[1]}{after}"
@@ -366,7 +388,8 @@ def _left_out(slip: _Slip, token: Match[str]) -> Iterator[tuple[str, str]]:
     if text in (")", "]", "}") and not opened:
         yield f"`{text}` closes nothing that is open", slip.put(start, stop, "")
     is_after_word = slip.line[:start].rstrip().rpartition(" ")[2] in _OWN | {"framework", "dtype"}
-    if (start == 0 and text == "-") or text == "--" or (text in ("=", ":") and is_after_word):
+    is_before_body = text == "=" and slip.line[stop:].lstrip()[:1] == "{"
+    if (start == 0 and text == "-") or text == "--" or (text in ("=", ":") and is_after_word) or is_before_body:
         yield f"`{text}` is not written here", slip.put(start, stop, "")
     if (
         not set(text) <= _NOTHING
@@ -377,6 +400,9 @@ def _left_out(slip: _Slip, token: Match[str]) -> Iterator[tuple[str, str]]:
         or "::" in text
     ):
         return
+    if text == ";" and stop < len(slip.line) and slip.line.split(maxsplit=1)[0] in ("dim", "let"):
+        listed = re.sub(r"[ \t]*;[ \t]*(?:(?:dim|let)\b[ \t]*)?", ", ", slip.line.rstrip("; \t"))
+        yield "several numbers of one line have commas between them", listed
     why = f"`{text}` has no meaning here; dims have spaces between, and a statement ends with its line"
     if slip.line.count(text) > 1 and text in (",", "*"):
         yield why, slip.without(text, start)
@@ -396,6 +422,22 @@ def _inserted(slip: _Slip) -> Iterator[tuple[str, str]]:
     last = next(iter(re.findall(r"[\w-]+$", before)), "")
     foreign = words().advice.keys() | words().keywords.keys() | _OWN | _JOINING
     is_named = bool(follows) and (follows[0].isalnum() or follows[0] in '_"') and follows not in foreign
+    is_listed = slip.line.startswith("state ") and is_named_so(follows) and is_named_so(last)
+    if (
+        "[" in slip.expected
+        and slip.place == "l"
+        and last not in foreign
+        and re.match(r"[\w.]+[ \t]+[A-Za-z_]\w*[ \t]*=", slip.line)
+    ):
+        yield "an index comes in brackets", re.sub(r"^([\w.]+)[ \t]+(\w+)", r"\1[\2]", slip.line)
+    if (
+        slip.expected == {",", ":"}
+        and slip.place == "m"
+        and is_named
+        and last not in foreign
+        and re.fullmatch(r"[\w. ]+", slip.line)
+    ):
+        yield "`:` is missing", f"{before} : {after}"
     for sign in sorted(
         slip.expected - {"NAME", "INT", "STRING", "_NL", "..", "...", "-", "+"}, key=lambda one: (one != "=", one)
     ):
@@ -406,7 +448,7 @@ def _inserted(slip: _Slip) -> Iterator[tuple[str, str]]:
             text, shown = ("() " if after[:1].isalnum() or after[:1] in ("{", "-") else "()"), "()"
         elif sign in (")", "]") and len(open_brackets(slip.line, len(slip.line))) > 0:
             text = sign if after[:1] in ("", ")", "]", ",", "@") else f"{sign} "
-        elif sign == "," and is_named and last not in foreign:
+        elif sign == "," and (is_listed or (is_named and last not in foreign)):
             text = ", "
         elif sign == "=" and slip.place == "c" and follows.isdigit():
             text = " = "
@@ -423,6 +465,11 @@ def _inserted(slip: _Slip) -> Iterator[tuple[str, str]]:
         else:
             continue
         yield f"`{shown}` is missing", (before + text + after).strip()
+
+
+def is_named_so(word: str) -> bool:
+    """True for the name of a state, which may be a word of another tool."""
+    return word.isidentifier() and word not in CLAUSE_WORDS | LAYOUT_WORDS | _JOINING
 
 
 # ---- the search ------------------------------------------------------------------------------------------------------
@@ -538,15 +585,30 @@ def _cuts(found: Match[str]) -> str:
     return "".join(f"@{name}" for name in re.findall(r"\w+", found[0]))
 
 
+def _cut(found: Match[str]) -> str:
+    """`split(v, tp)`, `chunk(v, tp)`, `v:tp` and `@tp v` as `v@tp`."""
+    axis, dim = (found["axis1"] or found["axis2"] or found["axis3"]), (found["dim1"] or found["dim2"] or found["dim3"])
+    return f"{dim}@chunk({axis})" if found["call"] == "chunk" else f"{dim}@{axis}"
+
+
+def _nothing(found: Match[str]) -> str:
+    """`x is not None` as `x`, and `x is None` as `not x`."""
+    return found[1] if "not" in found[2] or "!" in found[2] else f"not {found[1]}"
+
+
 def _key(found: Match[str]) -> str:
     """`config["a"]` as `config.a`, with its default."""
-    return f"default(config.{found[1]}, {found[2].strip()})" if found[2] else f"config.{found[1]}"
+    default = (found[2] or "").strip()
+    own = next((one for one in words().keywords.get(default, ()) if one in "01"), default)
+    return f"default(config.{found[1]}, {own})" if own and default not in ("None", "null") else f"config.{found[1]}"
 
 
 _CALLS: dict[str, Callable[[Match[str]], str | None]] = {
+    "cut": _cut,
     "cuts": _cuts,
     "dtype": _dtype,
     "key": _key,
+    "nothing": _nothing,
     "number": _number,
     "parts": _parts,
     "template": _template,

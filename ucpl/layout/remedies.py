@@ -253,6 +253,11 @@ def _said_elsewhere(item: nodes.Tensor, position: int, tensors: Collection[str])
     Another line or clause has them. Empty for a name that may be a dim.
     """
     name, behind = item.dims[position].name or "", [d.name for d in item.dims[position + 1 :]]
+    said = next((i for i, dim in enumerate(item.dims) if dim.name in ("if", "unless") and i), 0)
+    if said and len(item.dims) == said + 2 and item.when is None:
+        key = nodes.Name(item.dims[-1].name or "")
+        when = key if item.dims[said].name == "if" else nodes.Unary("not", key)
+        return _with_line("a condition comes after `when`", evolve(item, dims=item.dims[:said], when=when))
     if name == "_":
         return "a model names every dim of a tensor, or says its size; `_` and `...` stand in layouts"
     if name in ("as", "in", "at"):
