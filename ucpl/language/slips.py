@@ -59,7 +59,9 @@ HINTS: dict[str, list[str]] = {
     "`at` names a mesh axis and a coordinate of it, as in `at pp[0]`, or `at pp[-1]` for the last": _layout(
         "a = h at t", "a = h at t as"
     ),
-    "`pad` has a third word for what is added: `live`, `undefined`, or none for zeros": _layout("a = pad(h, 2, -4)"),
+    "`pad` has a third word for other than zeros: `live` or `undefined`, as in pad(vocab, 8, live)": _layout(
+        "a = pad(h, 2, -4)"
+    ),
     "`pad` takes an axis and the number that its size becomes a multiple of, as in pad(vocab, 128 * tp)": _layout(
         "a = pad v h", "a = pad(v) h"
     ),

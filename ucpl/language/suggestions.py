@@ -231,7 +231,10 @@ class _Slip:
         return self.line[max(0, found[-1] - 1) : found[-1] + 1] if found else ""
 
     def may_negate(self, start: int) -> bool:
-        """True if `not` can be at that place: in a condition, or first in brackets."""
+        """True if `not` can be at that place.
+
+        It is in a condition, or first in brackets.
+        """
         if self.opened(start)[-1:] == "[":
             return self.line[:start].rstrip()[-1:] == "["
         return not self.line[start - 1 : start].strip(" (") and _CONDITION.search(self.line) is not None
@@ -422,7 +425,7 @@ def _inserted(slip: _Slip) -> Iterator[tuple[str, str]]:
     last = next(iter(re.findall(r"[\w-]+$", before)), "")
     foreign = words().advice.keys() | words().keywords.keys() | _OWN | _JOINING
     is_named = bool(follows) and (follows[0].isalnum() or follows[0] in '_"') and follows not in foreign
-    is_listed = slip.line.startswith("state ") and is_named_so(follows) and is_named_so(last)
+    is_listed = slip.line.startswith("state ") and _may_be_state(follows) and _may_be_state(last)
     if (
         "[" in slip.expected
         and slip.place == "l"
@@ -467,8 +470,11 @@ def _inserted(slip: _Slip) -> Iterator[tuple[str, str]]:
         yield f"`{shown}` is missing", (before + text + after).strip()
 
 
-def is_named_so(word: str) -> bool:
-    """True for the name of a state, which may be a word of another tool."""
+def _may_be_state(word: str) -> bool:
+    """True for the name of a state.
+
+    It may be a word of another tool.
+    """
     return word.isidentifier() and word not in CLAUSE_WORDS | LAYOUT_WORDS | _JOINING
 
 
