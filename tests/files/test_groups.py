@@ -498,7 +498,7 @@ def test_groups_of_a_spec_of_the_source_are_by_parameter(target: str, tmp_path: 
     module = torch.nn.ParameterDict({name: torch.randn(SHAPES[name]) for name in "abc"})
     groups = [{"params": [module[n] for n in names], "lr": RATES[names[0]]} for names in ("a", "bc")]
     optimizer = torch.optim.AdamW(groups)
-    sum(value.sum() for value in module.values()).backward()  # type: ignore[union-attr]
+    sum(value.sum() for value in module.values()).backward()
     optimizer.step()
     model_state, optimizer_state = get_state_dict(module, optimizer)
     save({"model": model_state, "optim": optimizer_state}, checkpoint_id=tmp_path / "job", no_dist=True)
