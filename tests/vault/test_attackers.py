@@ -167,6 +167,7 @@ def test_members_alone_come_in_and_by_tls_1_3_alone(made, tmp_path):
     It has good keys, no certificate, one with no name of this vault, or TLS 1.2.
     """
     request = struct.pack("!Q", 27) + b'{"op": "names","domain": 1}'
+    tickets: list[bool] = []
 
     def asked(keys: Path | None, highest: ssl.TLSVersion) -> bytes:
         context = ssl.create_default_context(cafile=str(authority() / "ca.crt"))
@@ -179,12 +180,15 @@ def test_members_alone_come_in_and_by_tls_1_3_alone(made, tmp_path):
                 context.wrap_socket(under) as channel,
             ):
                 channel.sendall(request)
-                return channel.recv(1 << 16)
+                found = channel.recv(1 << 16)
+                tickets.append(channel.session is not None and channel.session.has_ticket)
+                return found
         except OSError:
             return b""
 
     newest = ssl.TLSVersion.MAXIMUM_SUPPORTED
     assert b"job.json" in asked(keys_of(0), newest)
+    assert tickets == [False]  # no session to resume
     assert b"job.json" in asked(forged(tmp_path / "good", "d0"), newest)
     for name, how in BAD_CERTIFICATES.items():
         assert asked(forged(tmp_path / name, "d0", **how), newest) == b"", name
@@ -394,7 +398,7 @@ def test_root_writes_nothing_through_links_in_a_vault_of_another_user(tmp_path):
         scrub(home)
     assert (home / "d1/job.json").read_text() == "damaged"
     assert restore_newest(home, lambda source: None).source == f"vault:{home}@1"
-    assert precious.read_text() == "root's own"
+    assert precious.read_text() == "root's own" and (home / "tries.1").is_symlink()
 
 
 @other_users

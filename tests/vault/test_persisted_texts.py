@@ -6,6 +6,7 @@ It is never restored as intact, and the tensors are.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from tests.vault.states import Truth, call, memory
 from ucpl.cli import main
 from ucpl.vault.persist import persist
+from ucpl.vault.persisted import SAVED, STATE, found_in, read_ranks_json
 
 
 @pytest.fixture(scope="module")
@@ -108,3 +110,10 @@ def test_what_an_older_version_persisted_is_restored_without_its_digest(tmp_path
 def test_intact_texts_report_no_damage(tmp_path, persisted, capsys):
     told, said, state = restored(persisted[0], tmp_path / "to", capsys)
     assert (told["step"], told["damage"], said) == (1, "", "") and state["ranks"]["0"] == {"position": 1201}
+
+
+@pytest.mark.parametrize("name", [STATE, SAVED])
+def test_nobody_waits_for_the_writer_of_a_pipe(tmp_path, name):
+    (tmp_path / "ucpl").mkdir()
+    os.mkfifo(tmp_path / name)
+    assert read_ranks_json(tmp_path) == {} and found_in(tmp_path, 3).generation < 0

@@ -8,7 +8,9 @@ saved.json   the generation once more, checksummed, with the digest of state.jso
 from __future__ import annotations
 
 import json
+import os
 import re
+import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -91,9 +93,13 @@ def _beside(folder: Path) -> tuple[JsonObject, JsonObject, str]:
 
 
 def _bytes(path: Path) -> bytes | None:
-    with suppress(OSError), open(path, "rb") as file:
-        return file.read(_MAX)
+    with suppress(OSError), open(path, "rb", opener=_without_waiting) as file:
+        return file.read(_MAX) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
     return None
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO waits for its writer
 
 
 def _object(text: bytes) -> JsonObject:

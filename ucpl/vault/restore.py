@@ -232,6 +232,6 @@ def _write_count(tries: Path | None, count: int) -> None:
 
 
 def _forget(tries: Path | None) -> None:
-    if tries is not None:
+    if tries is not None and is_owned(tries.parent):
         with suppress(OSError):
             tries.unlink(missing_ok=True)

@@ -92,6 +92,14 @@ def test_a_fused_pair_without_evidence_is_not_cut_and_its_other_side_neither(
     assert "mlp.wi.weight: an axis is 2 * intermediate_size" in text and "write them" in text
 
 
+def test_a_module_alone_is_not_cut(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads of two sizes in one matrix are no multiple of the output's inputs."""
+    monkeypatch.setitem(SHAPES, "attn.fused.weight", (96, 36))
+    text, _ = fused(monkeypatch, tmp_path, {})
+    lines = [line for line in text.splitlines() if "o_proj" in line and " as " in line]
+    assert lines and not any("@" in line for line in lines), lines
+
+
 def test_a_fused_pair_is_cut_inside_where_the_class_splits_it(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     splits = {"model.layers.*.mlp.wi.weight": OutputSplit("joined", 2, ("gate", "up"))}
     text, source = fused(monkeypatch, tmp_path, splits)
