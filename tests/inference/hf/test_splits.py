@@ -93,7 +93,7 @@ def test_a_fused_pair_without_evidence_is_not_cut_and_its_other_side_neither(
 
 
 def test_a_module_alone_is_not_cut(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heads of two sizes in one matrix are no multiple of the output's inputs."""
+    """Heads of two sizes in one matrix: no multiple of the inputs."""
     monkeypatch.setitem(SHAPES, "attn.fused.weight", (96, 36))
     text, _ = fused(monkeypatch, tmp_path, {})
     lines = [line for line in text.splitlines() if "o_proj" in line and " as " in line]
