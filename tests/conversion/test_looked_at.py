@@ -5,9 +5,11 @@ A target that contradicts its layout replaces nothing.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from safetensors.torch import save_file
 import ucpl
 from ucpl import errors
 from ucpl.errors import UcplError
+from ucpl.runtime.publish import limit_modes
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "checkpoint"
 MISNAMED = """ucpl 1
@@ -131,3 +134,22 @@ def test_a_copy_is_readable_for_nobody_who_could_not_read_its_source(tmp_path: P
         assert stat.S_IMODE((tmp_path / "third.pt").stat().st_mode) == 0o600
     finally:
         os.umask(umask)
+
+
+def test_a_mode_that_cannot_be_read_opens_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error of the disk is reported with the source's file."""
+    private, copy = tmp_path / "private", tmp_path / "copy"
+    for path, mode in ((private, 0o600), (copy, 0o644)):
+        path.write_text("{}")
+        os.chmod(path, mode)
+    stated = os.stat
+
+    def failing(path: Any, *more: Any, **how: Any) -> os.stat_result:
+        if path == private:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return stated(path, *more, **how)
+
+    monkeypatch.setattr("ucpl.runtime.publish.os.stat", failing)
+    with pytest.raises(ucpl.UcplError) as caught:
+        limit_modes(tmp_path, ["copy"], tmp_path, ["private"])
+    assert caught.value.diagnostics[0].code == "E400" and str(private) in str(caught.value)

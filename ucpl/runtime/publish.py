@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ucpl.errors import Label, fail
+from ucpl.files.header_watch import reading
 from ucpl.owned import is_strangers
 from ucpl.records import frozen
 from ucpl.runtime.disk import LACKING, check_own, disk, sync_folder
@@ -268,13 +269,15 @@ def limit_modes(top: Path, names: Iterable[str], root: Path, sources: Iterable[s
     """Take permissions of other users from files below `top`.
 
     A file of the same name below `root` limits a copy of it; the strictest of all source files limits the others. Files that
-    stand for objects in a store have no modes. Raises: OSError.
+    stand for objects in a store have no modes. Raises: OSError of the target, UcplError E400 of a source.
     """
     strictest = _OTHERS
     for name in sources:
-        strictest &= _allowed(root / name if name else root)
+        known = _allowed(root / name if name else root)
+        strictest &= _OTHERS if known is None else known
     for name in names:
-        allowed = _allowed(root / name) if name and (root / name).is_file() else strictest
+        known = _allowed(root / name) if name else None
+        allowed = strictest if known is None else known
         path = top / name if name else top
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & _OTHERS & ~allowed:
@@ -282,9 +285,16 @@ def limit_modes(top: Path, names: Iterable[str], root: Path, sources: Iterable[s
                 os.chmod(path, mode & (allowed | ~_OTHERS))
 
 
-def _allowed(path: Path) -> int:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return _OTHERS
+def _allowed(path: Path) -> int | None:
+    """Other users' permissions of a file, or None without one.
+
+    Raises: UcplError E400.
+    """
+    with reading(path):
+        try:
+            status = os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+    if not stat.S_ISREG(status.st_mode):
+        return None
     return _OTHERS if identity_of(status) is not None else stat.S_IMODE(status.st_mode) & _OTHERS
