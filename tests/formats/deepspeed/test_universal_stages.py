@@ -129,6 +129,27 @@ def test_models_that_cut_themselves_are_loaded_by_one_rank() -> None:
         assert any("one tensor-parallel rank" in text for text in said) == is_said, (path.name, call)
 
 
+@pytest.mark.parametrize(
+    ("name", "call", "expected"),
+    [
+        ("z2_dp3_frozen", "universal(stage=1)", ["neither frozen parameters nor buffers: calls and "]),
+        ("z1_dp2_sgdm", "universal(stage=3)", ["the states are momentum_buffer: it stops", "nor buffers: calls stay"]),
+        ("z1_dp2_sgdm", "universal(stage=1)", ["nor buffers: calls stay"]),
+        ("z1_dp2_sgdm", "zero3(dp=2)", []),
+    ],
+)
+def test_values_that_the_loader_does_not_restore_are_named(name: str, call: str, expected: list[str]) -> None:
+    """DeepSpeed 0.19.8 keeps its frozen parameters and buffers.
+
+    At stage 3 it stops without the states of Adam.
+    """
+    target = plan(str(FIXTURES / name), call).target
+    told = format_named(target.framework).advice(open_checkpoint(FIXTURES / name), target)
+    found = [text for text in told if "universal folders" in text and "first, and here groups" not in text]
+    assert len(found) == len(expected)
+    assert all(one in text for one, text in zip(expected, found, strict=True))
+
+
 def several(tmp_path: Path) -> Path:
     """DeepSpeed's converter leaves model states of two tensor-parallel ranks."""
     convert(TENSORS, tmp_path / "there", "universal(stage=3)")

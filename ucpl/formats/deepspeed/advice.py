@@ -39,6 +39,17 @@ FIRST = (
 )
 
 
+ADAM_ALONE = (
+    "DeepSpeed's loader of universal folders at stage 3 takes exp_avg and exp_avg_sq, and one step for all parameters, and here"
+    " the states are {states}: it stops, or the optimizer stops at its first step. universal(stage=1), which engines of stages"
+    " 1 and 2 load, or zero3(dp=...)"
+)
+UNRESTORED = (
+    "DeepSpeed's loader of universal folders restores neither frozen parameters nor buffers: {names} stay as the job makes"
+    " them. Load them into the module first, or take zero1(dp=...), zero2(dp=...) or zero3(dp=...), whose loader restores them"
+)
+
+
 ADAGRAD = (
     "DeepSpeed 0.19.8 loads no Adagrad at stage 3, its own neither: zero1 or zero2 with one group, or"
     " engine.load_checkpoint(..., load_optimizer_states=False)"
@@ -87,11 +98,35 @@ def _of_optimizer(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
 
 
 def universal_advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
-    """Advice on stage 3, which does not cut a model's own cuts."""
+    """Advice on states, groups and tensors that DeepSpeed's loader does not restore."""
     is_cut = any(one.dim is not None for one in source.state.parallel.shardings.values())
     is_bare = structure.settings.get("stage") == 3 and not structure.settings.get("shaped")
     whole = (WHOLE,) if is_cut and is_bare else ()
-    return (*whole, *members_without_states(source, structure), *_first_alone(source, structure))
+    stateless = members_without_states(source, structure)
+    return (
+        *whole,
+        *stateless,
+        *_first_alone(source, structure),
+        *_adam_alone(source, structure),
+        *_unrestored(structure),
+    )
+
+
+def _adam_alone(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+    """Advice on stage 3, which has names of Adam's states alone."""
+    states = {state for tensor in structure.tensors for state in tensor.states} - {"weight", "fp32"}
+    trained = any(tensor.states for tensor in structure.tensors)
+    found = sorted((states | source.state.scalars.keys()) - {"step"})
+    if structure.settings.get("stage") != 3 or not trained or found == ["exp_avg", "exp_avg_sq"]:
+        return ()
+    return (ADAM_ALONE.format(states=", ".join(found) or "none"),)
+
+
+def _unrestored(structure: Structure) -> tuple[str, ...]:
+    """Advice on tensors that the loader leaves as they are."""
+    found = [tensor.name for tensor in structure.tensors if tensor.kind != "parameter"]
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return (UNRESTORED.format(names=found[0] + more),) if found else ()
 
 
 def _first_alone(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
