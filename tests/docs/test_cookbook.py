@@ -78,7 +78,7 @@ def test_the_commands_of_the_table_of_the_readme_are_those_of_the_cookbook() -> 
         for command, _ in commands(block)
     }
     prose = set(re.findall(r"`(srun [^`]+)`", (ROOT / "docs" / "COOKBOOK.md").read_text(encoding="utf-8")))
-    assert len(shown) == rows.count("\n") + 1 == 15
+    assert len(shown) == rows.count("\n") + 1 == 21
     assert [command for command in shown if command not in run | prose] == []
 
 
