@@ -5,7 +5,9 @@ The process group sends nothing.
 
 from __future__ import annotations
 
+import io
 import pickle
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from tests.files.values import bare
 from ucpl.errors import UcplError
 from ucpl.formats.opening import open_checkpoint
 
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "dcp"
 RANKS, TP = 4, 2
 W = torch.arange(7.0 * 6).reshape(7, 6)
 COLUMN = torch.arange(100.0, 100 + 4 * 5).reshape(4, 5)
@@ -255,8 +258,10 @@ def test_a_rank_that_is_gone_and_another_run_are_refused(folder: Path) -> None:
 
 
 def test_a_part_that_is_not_what_its_placements_make_is_refused(folder: Path) -> None:
-    """Coordinates of another rank: its file was renamed."""
-    (folder / "model_world_size_4_rank_0.pt").write_bytes((folder / "model_world_size_4_rank_3.pt").read_bytes())
+    """Coordinates of another rank, whose archive has no name of a rank."""
+    renamed = io.BytesIO()
+    torch.save(torch.load(folder / "model_world_size_4_rank_3.pt", weights_only=False), renamed)
+    (folder / "model_world_size_4_rank_0.pt").write_bytes(renamed.getvalue())
     with pytest.raises(UcplError, match=r"element \[0, 0\] of `w` is in no chunk") as found:
         open_checkpoint(folder)
     assert found.value.diagnostics[0].code == "E521"
@@ -442,3 +447,25 @@ def test_keys_of_an_empty_tensor_and_of_its_states_are_kept(tmp_path: Path) -> N
         ["norm", "w"],
         ["column", "pos", "void"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "one", "other"),
+    [
+        ("fsdp1_units_w3", "optim_world_size_3_rank_1.pt", "optim_world_size_3_rank_2.pt"),
+        ("fsdp1_units_w3", "model_world_size_3_rank_1.pt", "model_world_size_3_rank_2.pt"),
+        ("fsdp1_local_w4", "rank_1.pt", "rank_2.pt"),
+    ],
+)
+@pytest.mark.parametrize("is_swapped", [False, True])
+def test_a_rank_s_file_under_another_rank_s_name_is_refused(
+    name: str, one: str, other: str, is_swapped: bool, tmp_path: Path
+) -> None:
+    """Their keys and shapes are equal."""
+    source = Path(shutil.copytree(FIXTURES / name, tmp_path / "run"))
+    held = (source / one).read_bytes()
+    (source / one).write_bytes((source / other).read_bytes())
+    if is_swapped:
+        (source / other).write_bytes(held)
+    with pytest.raises(UcplError, match=f"E465.*{one} was written as {other}"):
+        open_checkpoint(source)

@@ -36,6 +36,7 @@ from ucpl.files.torch_files import TorchFile, check_same_bytes, read_torch_file
 from ucpl.files.unknown import unknown_keys
 from ucpl.files.values import Value
 from ucpl.files.wrappers import bare
+from ucpl.formats.as_written import read_rank
 from ucpl.formats.dcp.cells import on_one_grid, placed
 from ucpl.formats.dcp.chunks import address
 from ucpl.formats.leaving import EMPTY
@@ -315,15 +316,15 @@ def _of_optim(top: dict[object, object], number: int) -> dict[object, object]:
 def opened_flats(root: Path) -> Checkpoint:
     """Read all headers.
 
-    Raises: UcplError E452, E455, E456, E523, E700, and errors of reading files (E400-E427).
+    Raises: UcplError E452, E455, E456, E465, E523, E700, and errors of reading files (E400-E427).
     """
     names = flats_in(root)
     missing = next((n for n, name in enumerate(names) if _rank(name) != n), None)
     if missing is not None:
         file = f"rank_{missing}.pt"
         fail("E452", f"{file} is missing: there is {names[missing]}", Label(str(root / file), "not there"))
-    ahead(root / names[0], [partial(read_torch_file, root, name) for name in names])
-    parts = [read_torch_file(root, name) for name in names]
+    ahead(root / names[0], [partial(read_rank, root, name, _RANK) for name in names])
+    parts = [read_rank(root, name, _RANK) for name in names]
     flats = _flats(Value.of(parts[0]))
     for part in parts[1:]:
         if _flats(Value.of(part)) != flats:

@@ -44,6 +44,7 @@ from ucpl.files.texts import names_like, read_small
 from ucpl.files.torch_files import TorchFile, check_same_bytes, crc_of, read_torch_file
 from ucpl.files.unknown import unknown_keys
 from ucpl.files.values import Value
+from ucpl.formats.as_written import read_rank
 from ucpl.formats.dcp.cells import on_one_grid, placed
 from ucpl.formats.dcp.chunks import address, demand_whole
 from ucpl.formats.dcp.mesh import mesh_settings
@@ -91,6 +92,10 @@ def _ranks_in(path: Path, what: str = _WEIGHTS) -> list[str]:
     return [name for name, match in found if match is not None and match["what"] == what]
 
 
+def _read(root: Path, name: str) -> TorchFile:
+    return read_rank(root, name, _RANK if _RANK.fullmatch(name) else _ITEM)
+
+
 @frozen
 class _Part:
     """A rank's part of a tensor."""
@@ -126,7 +131,7 @@ class _Ranks:
     runs: dict[str, list[dict[Key, Extent]]] = field(factory=dict)  # of a parameter's flat states, boxes
 
     def read(self, name: str) -> None:
-        part = read_torch_file(self.root, name)
+        part = _read(self.root, name)
         along: Shape | None = None
         for tensor, value in Value.of(part).named():
             found = _parts(value, part)
@@ -179,7 +184,7 @@ class _Ranks:
 
         If numbers cannot be matched to parameters, they are left out with a note. Raises: UcplError E455.
         """
-        ranks = [(Value.of(part), part) for part in (read_torch_file(self.root, name) for name in files)]
+        ranks = [(Value.of(part), part) for part in (_read(self.root, name) for name in files)]
         groups = [
             (g, [_number(n, self.parts) for n in g.at("params").items()])
             for g in ranks[0][0].at("param_groups").items()
@@ -470,7 +475,7 @@ class _Ranks:
 
         Other values of further ranks, and tensors that ranks cut, are not read.
         """
-        ranks = [read_torch_file(self.root, name) for name in files]
+        ranks = [_read(self.root, name) for name in files]
         if any(_has_parts(part.value) for part in ranks):
             why = "an item outside model and optimizer with tensors that ranks cut"
             self.not_read += [NotRead(name, why) for name in files]
@@ -497,7 +502,7 @@ class _Ranks:
 def opened_ranks(root: Path, order: Order | None = None) -> Checkpoint:
     """Read all headers.
 
-    order: of the optimizer's numbers. Raises: UcplError E452, E455, E456, E466, E521, E522, and errors of reading files
+    order: of the optimizer's numbers. Raises: UcplError E452, E455, E456, E465, E466, E521, E522, and errors of reading files
     (E400-E427).
     """
     items = _items_in(root) if _has_items(root) else {}
@@ -505,7 +510,7 @@ def opened_ranks(root: Path, order: Order | None = None) -> Checkpoint:
     ranks = _Ranks(root, order)
     optims = items.get(_OPTIMIZER, []) if items else _ranks_in(root, _OPTIM)
     optims = [] if skips_optimizer(*optims, kind="file") else optims
-    ahead(root / names[0], [partial(read_torch_file, root, name) for name in (*names, *optims)])
+    ahead(root / names[0], [partial(_read, root, name) for name in (*names, *optims)])
     for name in names:
         ranks.read(name)
     weights = [*ranks.parts]

@@ -6,10 +6,9 @@ torch.save names the archive inside a file after the file.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NoReturn
 
-from ucpl.errors import Label, fail
 from ucpl.files.torch_files import TorchFile, read_torch_file
+from ucpl.formats.as_written import reject
 from ucpl.formats.deepspeed.names import place_in_run
 
 
@@ -26,7 +25,7 @@ def read_shard(root: Path, name: str) -> TorchFile:
     written = f"{file.archive}.pt"
     there, here = place_in_run(written), place_in_run(name)
     if there is not None and here is not None and there.kind == here.kind and there.numbers != here.numbers:
-        _reject(file, "it is another rank's, layer's or expert's")
+        reject(file, "it is another rank's, layer's or expert's")
     return file
 
 
@@ -37,14 +36,5 @@ def read_atom(root: Path, path: Path) -> TorchFile:
     """
     file = read_torch_file(root, path.relative_to(root).as_posix())
     if file.archive != path.stem and path.with_name(f"{file.archive}.pt").is_file():
-        _reject(file, "it is another state's")
+        reject(file, "it is another state's")
     return file
-
-
-def _reject(file: TorchFile, why: str) -> NoReturn:
-    fail(
-        "E465",
-        f"{file.file} was written as {file.archive}.pt: {why}",
-        Label(str(file.path), "is called so"),
-        Label(str(file.path), "was saved so", where=f"{file.archive}/data.pkl"),
-    )
