@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.cli.command import ROOT
+from ucpl import export
 from ucpl.cli import main
 
 LINES, COLUMNS = 4, 60
@@ -39,6 +40,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("ck", "full"):
         shutil.copytree(ROOT / "examples" / "checkpoint", folder / name)
     shutil.copytree(ROOT / "tests" / "fixtures" / "trainer", folder / "trainer")
+    export(folder / "trainer" / "checkpoint-3", folder / "model")
     for name in ("empty", "runs", "runs/a"):
         (folder / name).mkdir()
     save_file({"w": torch.ones(3)}, folder / "runs" / "a" / "model.safetensors")

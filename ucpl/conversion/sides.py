@@ -6,6 +6,7 @@ A checkpoint or a spec describes the source. Values that the target's call leave
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from attrs import evolve
@@ -67,6 +68,7 @@ def source_side(checkpoint: Checkpoint, described: Called | None, given: Given) 
     except UcplError as error:
         if error.diagnostics[0].code in _MISMATCHES:
             _reject_foreign(one, checkpoint)
+            _reject_sibling(one, checkpoint, given)
         raise
 
 
@@ -138,6 +140,36 @@ def _reject_foreign(one: Called, checkpoint: Checkpoint) -> None:
         Label(str(checkpoint.top)),
         remedy=f"leave {given} out: it is inferred",
     )
+
+
+def _reject_sibling(one: Called, checkpoint: Checkpoint, given: Given) -> None:
+    """Report a layout whose file has one that fits. Raises: UcplError E321."""
+    from ucpl.language import nodes
+
+    file, of = one.layout.span.file, framework_of(one)
+    for known in one.library.known.values():
+        node = known.node
+        if (
+            not isinstance(node, nodes.Layout)
+            or node.span.file != file
+            or node.of == "any"
+            or node.name == one.call.name
+        ):
+            continue
+        other = Called(one.library, nodes.Call(node.name, ()))
+        if any(parameter.default is None for parameter in node.parameters) or framework_of(other) != of:
+            continue
+        try:
+            _described_side(checkpoint, other, given)
+        except UcplError:
+            continue
+        name = PurePath(file).name if file.startswith("specs/") else file
+        fail(
+            "E321",
+            f"{checkpoint.top} has the names of `{node.name}`, and not of `{one.call.name}`",
+            Label(str(checkpoint.top)),
+            remedy=f"write {name}:{node.name}",
+        )
 
 
 def target_side(one: Called, source: Side, given: Given) -> Side:
