@@ -138,6 +138,21 @@ def test_a_stranger_does_not_say_what_was_the_target_before(stopped, old: str) -
     assert os.stat(work.with_name("out")).st_uid == os.geteuid()
 
 
+@pytest.mark.parametrize("kind", ["pipe", "file", "dangling link"])
+def test_what_is_no_folder_in_the_place_of_the_work_is_removed(stopped, kind: str) -> None:
+    run, work, theirs = stopped
+    shutil.rmtree(work)
+    if kind == "pipe":
+        os.mkfifo(work)
+    elif kind == "file":
+        work.touch()
+    else:
+        work.symlink_to(theirs / "nothing")
+    run()
+    assert work.with_name("out").is_dir() and not os.path.lexists(work)
+    assert [path.name for path in theirs.iterdir()] == ["precious"]
+
+
 @as_root
 def test_a_target_is_not_given_to_the_stranger_who_made_a_folder_of_its_name(stopped) -> None:
     """In a place for everybody.

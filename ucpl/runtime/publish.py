@@ -102,10 +102,10 @@ class Workplace:
         """
         self.restore()
         try:
-            if self.folder.is_symlink():
-                disk().remove(self.folder)
-            elif self.folder.exists():
+            if self.folder.is_dir() and not self.folder.is_symlink():
                 disk().remove_tree(self.folder)
+            elif os.path.lexists(self.folder):  # a link, or a FIFO, which would wait to be opened
+                disk().remove(self.folder)
         except OSError as error:
             cannot_write(self.folder, error, resumable=False)
 
