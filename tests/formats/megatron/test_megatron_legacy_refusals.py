@@ -212,3 +212,24 @@ def test_weights_that_are_stored_separately(tmp_path: Path, monkeypatch: pytest.
     assert_exact("buckets", tmp_path / "plain" / "plain.pt")
     monkeypatch.setattr(legacy_optimizer, "buckets_of", lambda *given: 2 * buckets_of(*given))
     assert "2 bucket sizes make that up" in refusal(lambda: open_checkpoint(root), "E545").message
+
+
+@pytest.mark.parametrize(
+    ("ranks", "is_refused"),
+    [
+        ({"00_000": 0, "00_001": 2, "01_000": 1, "01_001": 3}, False),
+        ({"00_000": 0, "00_001": 2, "01_000": 1, "01_001": 1}, True),  # a copy
+        ({"00_000": 0, "00_001": 1, "01_000": 2, "01_001": 3}, False),
+        ({"00_000": 2, "00_001": 0, "01_000": 1, "01_001": 3}, True),  # two are swapped
+        ({"00_000": 0, "00_001": 0, "01_000": 0, "01_001": 0}, False),  # a tool wrote all
+    ],
+)
+def test_a_file_that_another_rank_saved_is_refused(ranks: dict[str, int], is_refused: bool, tmp_path: Path) -> None:
+    """Keys and shapes of ranks are equal; the arguments have the rank."""
+    root = Path(shutil.copytree(FIXTURES / "iter_0000010", tmp_path / "iter_0000010"))
+    for name, rank in ranks.items():
+        changed(root / f"mp_rank_{name}", MODEL, says(rank=rank))
+    if is_refused:
+        assert "one of these is another rank's file" in refusal(lambda: open_checkpoint(root), "E540").message
+    else:
+        assert open_checkpoint(root).state.tensors

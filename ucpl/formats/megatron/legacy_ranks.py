@@ -134,7 +134,38 @@ def read_ranks(step: Step) -> LegacyRanks:
     parts = {
         p: begun if one is first else read_torch_file(step.root, _check(step, one, MODEL)) for p, one in folders.items()
     }
+    _check_savers(parts)
     return LegacyRanks(step, degrees, folders, parts)
+
+
+def _check_savers(parts: Mapping[Place, TorchFile]) -> None:
+    """Check that each file was saved by the rank of its folder.
+
+    All ranks' files have one name, equal keys and equal shapes. Megatron-LM's arguments have the rank of the job that saved
+    the file, which rises along each axis. Tools that write all ranks state one rank in all files.
+
+    Raises: UcplError E540.
+    """
+    saved = {place: arguments_of(part).get("rank") for place, part in parts.items()}
+    if len({*saved.values()}) < 2 or not all(type(rank) is int for rank in saved.values()):
+        return
+    for place, rank in saved.items():
+        for axis in range(len(place)):
+            behind = (*place[:axis], place[axis] + 1, *place[axis + 1 :])
+            if behind in saved and not _is_less(rank, saved[behind]):
+                one, other = parts[place], parts[behind]
+                fail(
+                    "E540",
+                    f"rank {rank} saved {one.file}, and rank {saved[behind]} saved {other.file}: ranks rise along each axis, so"
+                    " one of these is another rank's file",
+                    Label(str(one.path), f"rank = {rank}", where="args"),
+                    Label(str(other.path), f"rank = {saved[behind]}", where="args"),
+                    remedy="copy the folders of ranks again from the original run",
+                )
+
+
+def _is_less(one: object, other: object) -> bool:
+    return isinstance(one, int) and isinstance(other, int) and one < other
 
 
 def optim_of(ranks: LegacyRanks, place: Place) -> TorchFile:
