@@ -49,9 +49,10 @@ def not_read_of(checkpoint: Checkpoint) -> tuple[NotRead, ...]:
     optimizer's name count. Raises: UcplError E400.
     """
     said = {one.name for one in checkpoint.not_read}
-    others = () if checkpoint.top.is_file() else _others(checkpoint)
-    found = (*checkpoint.not_read, *(one for one in others if one.name not in said))
-    return (*found, *_tensors(checkpoint, tuple(said)), *_next_to(checkpoint))
+    with reading(checkpoint.top):
+        others = () if checkpoint.top.is_file() else _others(checkpoint)
+        found = (*checkpoint.not_read, *(one for one in others if one.name not in said))
+        return (*found, *_tensors(checkpoint, tuple(said)), *_next_to(checkpoint))
 
 
 def _next_to(checkpoint: Checkpoint) -> Iterator[NotRead]:
@@ -111,15 +112,12 @@ def _others(checkpoint: Checkpoint) -> Iterator[NotRead]:
     if container is not None:
         known |= {file.name for file in container.files} | {name.rstrip("/") for name in container.skipped}
     inside = {parent.as_posix() for name in known for parent in PurePosixPath(name).parents}
-    count = 0
-    with reading(top):
-        for name in _named(top, "", known, inside | {lead.rstrip("/")}, is_below):
-            count += 1
-            if count > FILES_MAX:
-                yield NotRead(f"and more than {FILES_MAX:,} files", _WHY)
-                return
-            is_state = is_of_an_optimizer(name)
-            yield NotRead(name, _STATE if is_state else _WHY, is_state)
+    for count, name in enumerate(_named(top, "", known, inside | {lead.rstrip("/")}, is_below)):
+        if count == FILES_MAX:
+            yield NotRead(f"and more than {FILES_MAX:,} files", _WHY)
+            return
+        is_state = is_of_an_optimizer(name)
+        yield NotRead(name, _STATE if is_state else _WHY, is_state)
 
 
 def _named(top: Path, under: str, known: set[str], inside: set[str], is_below: bool) -> Iterator[str]:
