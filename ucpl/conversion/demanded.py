@@ -121,11 +121,13 @@ def _beside(plan: Plan, source: Checkpoint) -> tuple[str, ...]:
 
 
 def _renamed(plan: Plan, source: Checkpoint, side: Side) -> tuple[str, ...]:
-    """A note on kept names of a Hugging Face folder.
+    """A note on kept names that no module of a job has.
 
-    A training job's module does not have these names.
+    They are those of a Hugging Face folder, or of stored stacks.
     """
     here, there = format_named(source.format), format_named(plan.target.framework)
+    if there.has_names_of_modules and (kept := here.stored_apart(t.name for t in plan.target.tensors)):
+        return (kept,)
     if not here.has_model_files or there.has_model_files or not side.called.is_of_any:
         return ()
     from ucpl.files.model_texts import config_of

@@ -6,7 +6,7 @@ when they are called. Other rooms ask for a flag of this record, never for a for
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -153,6 +153,10 @@ class Format:
 
         stored: shapes by name.
         """
+        return ""
+
+    def stored_apart(self, names: Iterable[str]) -> str:
+        """A note on stored names that no module has, or empty."""
         return ""
 
     def in_modules(self, checkpoint: Checkpoint) -> Checkpoint:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ucpl.registry import Format, degree_of
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 _LAYOUTS = "megatron_core(tp=2), or megatron_legacy(tp=2)"
 _BUCKETS = "dp_reshardable"  # the optimizer in the buckets of ranks
-
+KEPT = (
+    "the target keeps {name}{more}: Megatron-Core stores layers, experts and halves so, and no module has these names."
+    " A folder of --to megatron_legacy has those of modules: convert it"
+)
 
 _OPTIONS = {
     "tp": "--tensor-model-parallel-size",
@@ -104,6 +107,13 @@ class MegatronCoreFormat(Megatron):
         if self.needs_modules(settings):
             return f"ranks with {_options(settings, 'tp', 'pp', 'ep')}"
         return "any number of ranks, at any tensor and pipeline parallel sizes"
+
+    def stored_apart(self, names: Iterable[str]) -> str:
+        from ucpl.formats.megatron.stacks import stored_alone
+
+        found = stored_alone(names)
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        return KEPT.format(name=found[0], more=more) if found else ""
 
     def in_modules(self, checkpoint: Checkpoint) -> Checkpoint:
         from ucpl.formats.megatron.stacks import in_modules

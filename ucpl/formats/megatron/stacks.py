@@ -7,7 +7,7 @@ those of layers; common.pt then has the original names, so that reading restores
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from math import prod
 
 from attrs import evolve, field
@@ -22,7 +22,16 @@ from ucpl.formats.megatron.legacy_arguments import arguments_in
 from ucpl.formats.megatron.orders import is_own_norm, registered
 from ucpl.records import define, frozen
 
-__all__ = ["Stacks", "apart", "blocks_of", "in_modules", "is_of_a_layer", "stacks_of", "templates_of"]
+__all__ = [
+    "Stacks",
+    "apart",
+    "blocks_of",
+    "in_modules",
+    "is_of_a_layer",
+    "stacks_of",
+    "stored_alone",
+    "templates_of",
+]
 
 _LAYER = re.compile(r"(?P<head>(?:.*\.)?(?<!mtp\.)layers\.)(?P<layer>\d{1,9})\.(?P<rest>.+)", re.DOTALL)
 # Layers of multi-token prediction, which Megatron-Core never stacks.
@@ -50,6 +59,12 @@ _BLOCKS = "transformer_impl"  # of a run's arguments
 _STATE = re.compile(r"optimizer\.state\.[A-Za-z0-9_]+\.", re.DOTALL)
 
 Shape = tuple[int, ...]
+
+
+def stored_alone(names: Iterable[str]) -> list[str]:
+    """Names of stacks, halves and single experts, which no module has."""
+    forms = (_STACK, _STACKED_EXPERTS, _ONE_EXPERT, _HALF)
+    return [name for name in names if any(form.fullmatch(name) for form in forms)]
 
 
 @frozen
