@@ -1,4 +1,4 @@
-"""Stored names of Megatron-Core in a target that a job loads by the names of its modules."""
+"""Stored names of Megatron-Core in targets for modules."""
 
 from __future__ import annotations
 
