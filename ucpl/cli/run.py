@@ -131,12 +131,16 @@ class Parser(argparse.ArgumentParser):
         known = [name for action in self._actions for name in action.option_strings]
         bare, _, value = wrong.partition("=")
         degree = bare.lstrip("-").replace("_", "-")
-        if degree in _DEGREES:
+        if degree in _DEGREES and "-D" not in known and "--ranks" in known:
+            remedy = "write --ranks N"
+        elif degree in _DEGREES and "-D" in known:
             value = value or next(iter(arguments[list(arguments).index(wrong) + 1 :]), "")
             number = value if value.isdigit() else "2"
             remedy = f"write -D {_DEGREES[degree]}={number}, or the call of a layout: 'zero1(dp=2)'"
         elif bare in _SYNONYMS and {*_SYNONYMS[bare].split()} & {*known, "SRC"}:
             remedy = f"write {_SYNONYMS[bare]}"
+        elif not wrong.startswith("-") and self.get_default("command") is not None:
+            remedy = f"a command is written behind `--`: ucpl resume RUN -- {wrong}"
         elif not wrong.startswith("-") and (option := _option_of(arguments, wrong, known)):
             remedy = f"write {option}"
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -229,6 +230,9 @@ def _no_layout(text: str, error: UcplError) -> UcplError:
         remedy = f"the layout of a file follows a colon: {text.replace('.ucpl.', '.ucpl:', 1)}"
         return UcplError(evolve(found, remedy=remedy))
     file, colon, rest = text.partition(":")
+    call = re.match(r"([A-Za-z_]\w*)[:,;]\s*(\w+\s*=.*)", text)  # as a shell or a URL has them
+    if call is not None:
+        return UcplError(evolve(found, remedy=f"write '{call[1]}({call[2]})'"))
     if colon and "(" not in file:
         return UcplError(evolve(found, remedy=f"the file of a layout ends in .ucpl: {file}.ucpl:{rest}"))
     name, opened, _ = text.partition("(")

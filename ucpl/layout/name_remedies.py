@@ -20,6 +20,7 @@ __all__ = [
     "nearest",
 ]
 
+_OPTIMIZER = ("optimizer", "optim", "optimizer_state", "optimizer_states")
 _SHORT = 60  # characters
 _OF_RANKS = ("rank", "world", "ranks", "global_rank")
 _ALL = ("all", "world", "every", "mesh")
@@ -75,8 +76,10 @@ def for_dropped(name: str, states: Sequence[str], tensors: Sequence[str]) -> str
     close = nearest(name, [*states, *tensors])
     if close:
         return f"did you mean `{close}`?"
+    if name in _OPTIMIZER:
+        return "--weights-alone leaves out the optimizer; a name here is that of a tensor or a state, as in exp_avg"
     state = f"a state ({', '.join(states)}), or " if states else ""
-    return f"write {state}a tensor, as in {_first(tensors)}"
+    return f"write {state}a tensor, as in {_first(tensors[:1] if len(states) > 2 else tensors)}"
 
 
 def for_parameter(name: str, parameters: Sequence[str], of_kind: Sequence[str] = ()) -> str:

@@ -72,6 +72,7 @@ class DeepSpeedFormat(_EngineFormat):
     hints = (
         ("deepspeed", _LAYOUTS),
         ("zero", _LAYOUTS),
+        *((f"stage{stage}", _LAYOUTS) for stage in range(4)),
     )
     settings = (
         *("stage", "dp", "tp", "pp", "ep", "edp", "fsdp", "bf16", "fp16", "bf16_optimizer", "masters", "fused"),

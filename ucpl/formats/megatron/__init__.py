@@ -76,6 +76,7 @@ class MegatronCoreFormat(Megatron):
         ("megatron", _LAYOUTS),
         ("mcore", _LAYOUTS),
         ("torch_dist", _LAYOUTS),
+        ("megatron_lm", _LAYOUTS),
     )
     settings = ("tp", "pp", "masters", "master", "stacked", "step", "optimizer", "ep", "vpp", "dp")
     forms = ("dcp",)
