@@ -164,6 +164,11 @@ def test_every_mistake_says_what_its_message_has() -> None:
     assert all(m.code in catalogue() for m in MISTAKES if m.code)
 
 
+def test_a_fault_of_a_base_is_found_once(tmp_path: Path) -> None:
+    mistake = next(m for m in MISTAKES if m.name == "fault_of_a_base_said_once")
+    assert len(checked(mistake, mistake.whole, tmp_path).findings) == 1
+
+
 def test_the_frame_is_good(tmp_path: Path) -> None:
     frame = next(m for m in MISTAKES if m.place == "layout")
     found = checked(frame, framed("layout", ""), tmp_path)

@@ -49,6 +49,7 @@ from ucpl.layout.misplaced_statements import check_known
 from ucpl.layout.remedies import for_buffer, for_hole
 from ucpl.layout.scope import Scope, UnknownNumber, Value, at
 from ucpl.layout.statements import called_model, items_of
+from ucpl.lint.config_keys import odd_keys
 from ucpl.lint.crossed_names import crossed_names
 from ucpl.lint.dead_statements import dead_plan_names, dead_statements, dead_training
 from ucpl.lint.duplicates import overlapping_parts, repeated_lines, stored_twice
@@ -72,7 +73,7 @@ from ucpl.lint.no_effect import (
     unknown_parameters,
     unread_dims,
 )
-from ucpl.lint.plan_refusals import check_fill_types, check_plannable, odd_fills, odd_scales
+from ucpl.lint.plan_refusals import check_fill_types, check_nested_keys, check_plannable, odd_fills, odd_scales
 from ucpl.lint.rules import Remark, old_version, silenced
 from ucpl.lint.swappable_parts import swappable_parts, swappable_text
 from ucpl.lint.unknown_kinds import unknown_kinds
@@ -92,6 +93,7 @@ _FAULTS = 3  # draws that must agree before a fault is the text's
 # Faults of these codes (elements stored twice, or nowhere) hold at any size; others can come from numbers that no config has.
 _OF_ANY_SIZE = "E3"
 _WITHOUT_SIZES = ("E143", "E169")  # of digits and names of a dim without a size
+_REPEATED = ("E215", "E392", "E204", "E313")  # whose messages have the files or degrees of a layout
 _ALONE = "<nothing stored>"  # the name of no layout that a text has
 OTHERS = (2, 3, 8)  # trial values of a parameter, if 1 fails for a reason that may be the trial itself
 MOST_OTHERS = 12
@@ -197,6 +199,17 @@ def _trial() -> nodes.Model:
     return trial
 
 
+def _fault(found: Diagnostic) -> tuple[object, ...]:
+    """Key of a fault: its code and its line of the text.
+
+    A layout that extends another repeats the faults of its base in files and at degrees of its own.
+    """
+    place = found.labels[0] if found.labels else None
+    if found.code not in _REPEATED or place is None or not place.line:
+        return found.code, found.message, found.labels[:1]
+    return found.code, place.file, place.line, place.column
+
+
 @define
 class _Checker:
     library: Library
@@ -236,6 +249,7 @@ class _Checker:
         self.lint("odd-tensor", odd_tensors(self.file))
         self.lint("dead-statement", dead_statements(self.file))
         self.lint("unknown-kind", unknown_kinds(self.file, self.given.config))
+        self.lint("odd-key", odd_keys(self.file, self.given.config))
         for rule, text in unused(self.library, self.file):
             self.remark(text, rule)
         self.lint("repeated-line", repeated_lines(self.library, self.file))
@@ -301,11 +315,11 @@ class _Checker:
 
     def found(self, error: UcplError) -> None:
         """Record each finding once: layouts repeat the faults of their base."""
-        known = {(d.code, d.message, d.labels[:1]) for d in self.findings}
+        known = {_fault(d) for d in self.findings}
         for d in error.diagnostics:
             if d.code == _NO_CONFIG and self.given.config is None:
                 self.remark(f"{d.message}: give --config to check further")
-            elif (d.code, d.message, d.labels[:1]) not in known:
+            elif _fault(d) not in known:
                 self.findings.append(self.of_a_layout(d))
 
     def of_a_layout(self, d: Diagnostic) -> Diagnostic:
@@ -568,6 +582,7 @@ class _Checker:
                 fail("E313", f"{found}, the first {found.first}", at(buffer[1], "stored here"), remedy=buffer[0])
             fail("E313", f"{found}, the first {found.first}", at(entry.span, "stored here"), remedy=remedy)
         check_plannable(side.placement)
+        check_nested_keys(side.placement)
 
     def plan(self, node: nodes.Plan) -> None:
         layouts = tuple(Called(self.library, call).layout for call in (node.source, node.target))

@@ -23,7 +23,7 @@ from ucpl.layout.live import check_live, reject_live
 from ucpl.layout.models import unknown_tensor
 from ucpl.layout.name_remedies import nearest
 from ucpl.layout.patterns import axes_closed, check_indices, check_no_flat, dims_in
-from ucpl.layout.remedies import for_dim, for_parts
+from ucpl.layout.remedies import for_dim, for_entry, for_parts
 from ucpl.layout.scales import scaled
 from ucpl.layout.scope import NUMBER_LIMIT, Scope, at
 from ucpl.layout.storing import Ground, is_there, said_clauses
@@ -294,7 +294,7 @@ def _entry(item: nodes.Entry, ground: Ground, tensors: dict[str, LogicalTensor],
     path = aliases[item.path] if alias else item.path
     of = _spoken_of(item, path, tensors)
     if not of and path not in tensors and not _labels(item):
-        unknown_tensor(path, tensors, item.span, for_parts(item))
+        unknown_tensor(path, tensors, item.span, for_parts(item) or for_entry(item, tensors, ground.scope.names()))
     _check_dims(item, of, ground.scope)
     indices = axes_closed(item.indices, ground.scope, item.span)
     if path in tensors and any(isinstance(a, nodes.Any_ | nodes.Rest) for a in walk(*(item.shape or ()))):

@@ -24,7 +24,19 @@ _OPTIMIZER = ("optimizer", "optim", "optimizer_state", "optimizer_states")
 _SHORT = 60  # characters
 _OF_RANKS = ("rank", "world", "ranks", "global_rank")
 _ALL = ("all", "world", "every", "mesh")
-_OF_CUTS = ("size", "shard", "equal", "even", "cut", "rank")  # words that stand behind an `@` elsewhere
+_OF_CUTS = (
+    "size",
+    "shard",
+    "equal",
+    "even",
+    "cut",
+    "rank",
+    "split",
+    "chunks",
+    "slice",
+    "divide",
+    "uneven",
+)  # words that stand behind an `@` elsewhere
 
 
 def for_name(name: str, names: Iterable[str], otherwise: str) -> str:

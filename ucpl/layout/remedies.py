@@ -18,7 +18,9 @@ from ucpl.layout.name_remedies import for_name, nearest
 __all__ = [
     "for_buffer",
     "for_cut",
+    "for_dealt",
     "for_dim",
+    "for_entry",
     "for_extent",
     "for_hole",
     "for_open_dim",
@@ -302,6 +304,9 @@ def _with_line(why: str, item: nodes.Record) -> str:
 def for_tensor(name: str, tensors: Iterable[str], otherwise: str = "add it to the model, or take this line out") -> str:
     """Of a tensor that the model does not have."""
     known = list(tensors)
+    over = [k for k in known if k.startswith(f"{name}.") and k.rpartition(".")[2] in _OF_MODULES]
+    if over:
+        return f"did you mean `{over[0]}`? The model has it by that name"
     part = [k for k in known if name.startswith(f"{k}.") or name.endswith(f".{k}")]
     if part and name.rpartition(".")[2] in (*_OF_MODULES, part[-1].rpartition(".")[2]):
         return f"did you mean `{max(part, key=len)}`? Names are those of the model of this text; a file's stand behind `as`"
@@ -318,6 +323,21 @@ def for_tensor(name: str, tensors: Iterable[str], otherwise: str = "add it to th
     if len(under) == 1:
         return f"did you mean `{under[0]}`? A label is looked up near its entry, as that of `{under[0].rpartition('.')[0]}.x`"
     return for_name(name, known, otherwise)
+
+
+def for_entry(item: nodes.Entry, tensors: Iterable[str], numbers: Collection[str]) -> str:
+    """Of an entry of a tensor that the model does not have."""
+    cut = next((n for n in walk(*(item.shape or ())) if isinstance(n, nodes.Cut)), None)
+    if item.path in numbers and cut is not None and item.shape == (cut,) and cut.axis == nodes.Dim(item.path):
+        return f"how an index is dealt to ranks is a line of its own\nwrite: index {item.path} = {print_axis(cut)}"
+    axes = [*item.indices, *(item.shape or ())]
+    dims = [n.name for n in walk(*axes) if isinstance(n, nodes.Dim)]
+    plain = item.shape is not None and all(isinstance(n, nodes.Dim | nodes.Cut | nodes.Split) for n in walk(*axes))
+    if not plain or len(set(dims)) != len(dims) or not {*dims} <= {*numbers}:
+        return ""
+    return for_tensor(
+        item.path, tensors, f"add it to the model, `{item.path} : {' '.join(dims) or '()'}`, or take this line out"
+    )
 
 
 def for_parts(item: nodes.Entry) -> str:
@@ -399,7 +419,8 @@ def for_buffer(layout: Layout, path: str, state: str) -> tuple[str, nodes.Span] 
         cut = mesh_axes_of(*line.shape) if isinstance(line.shape, tuple) else ()
         both = [axis for axis in cut if entry is not None and axis in {a for x in entry.shape for a in mesh_axes_of(x)}]
         if both and (line.names is None or state in line.names):
-            free = next((a for mesh in layout.meshes for a in mesh.axes if a not in cut and a not in both), "")
+            dealt = mesh_axes_of(*layout.indices.values())
+            free = next((a for m in layout.meshes for a in m.axes if a not in (*cut, *both, *dealt)), "")
             where = f"over another axis, `@{free}`" if free else "over another axis of the mesh, which has none yet"
             return (
                 f"`{entry.path if entry is not None else path}` is cut over {both[0]} by its own line, and the buffer is cut"
@@ -429,8 +450,19 @@ def _dealt_twice(item: nodes.Entry, items: Sequence[nodes.Record], cuts: Sequenc
         free = next((axis for axis in axes if axis not in cuts and axis not in over), None)
         if free is None:
             return f"{why}. Deal {rule.name} over another axis of the mesh"
+        of = [e for e in items if isinstance(e, nodes.Entry) and rule.name in _named_in(*e.indices)]
+        if [e for e in of if both in _axes_in(*(e.shape or ()))] == [item] and len(of) > 1:
+            return _with_line(why, rewritten(item, partial(_over_another, both, free)))
         return f"{why}\nwrite: {print_item(rewritten(rule, partial(_over_another, both, free)))}"
     return ""
+
+
+def _named_in(*axes: nodes.Record) -> set[str]:
+    return {n.name for n in walk(*axes) if isinstance(n, nodes.Dim)}
+
+
+def _axes_in(*axes: nodes.Record) -> set[str]:
+    return {s.mesh_axis for n in walk(*axes) if isinstance(n, nodes.Cut) for s in n.splits}
 
 
 def _over_another(axis: str, other: str, node: nodes.Record) -> nodes.Record | None:
@@ -511,6 +543,16 @@ def for_rest(group: str, name: str, tensors: Iterable[str]) -> str:
     return f"define it above: `group {name} = ...`, and its members; or correct the name"
 
 
+def for_dealt(name: str, found: UnevenCut) -> str:
+    """Remedy for an index that is dealt unevenly."""
+    axis, ways = found.split.mesh_axis, max(1, found.ways, len(found.split.sizes))
+    if found.split.kind == "spread":
+        return f"deal complete units, or without them: {name}@spread({axis})"
+    each = [found.length // ways + (i < found.length % ways) for i in range(min(ways, _SIZES_SHOWN))]
+    shown = ", ".join(map(str, each)) + (", ..." if ways > _SIZES_SHOWN else "")
+    return f"give the sizes, {name}@{axis}[{shown}], or deal unevenly: {name}@spread({axis})"
+
+
 def for_cut(found: UnevenCut) -> str:
     """Remedy for an uneven cut."""
     axis, grain = found.split.mesh_axis, found.split.grain
@@ -522,6 +564,11 @@ def for_cut(found: UnevenCut) -> str:
     ways = found.ways if found.ways > 1 else max(2, len(found.split.sizes))
     each = [found.length // ways + (i < found.length % ways) for i in range(ways)]
     shown = ", ".join(map(str, each)) if ways <= _SIZES_SHOWN else f"{each[0]}, {each[1]}, ..."
+    if found.split.kind == "sizes" and len(found.split.sizes) != found.ways and sum(found.split.sizes) == found.length:
+        return (
+            f"{axis} is {found.ways} here, and the list is for {len(found.split.sizes)} ranks: a list that is a parameter fits"
+            f" each degree, @{axis}[sizes], as @spread({axis}) does"
+        )
     if found.split.kind == "sizes":
         return f"give one size for each coordinate, which add up to the dim: @{axis}[{shown}]"
     return f"pad it, cut by @chunk or @spread, or give the sizes: @{axis}[{shown}]"

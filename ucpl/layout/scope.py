@@ -81,7 +81,10 @@ class Scope:
             "E101",
             f"no number is called `{name}`",
             at(span, "used here"),
-            remedy=self._instead(name) or self._key(name) or for_name(name, self.names(), _define(name)),
+            remedy=_absent_word(name)
+            or self._instead(name)
+            or self._key(name)
+            or for_name(name, self.names(), _define(name)),
             about=UnknownNumber(name),
         )
 
@@ -311,6 +314,13 @@ class Scope:
                 return self.lacks_config(left, chain) or self.lacks_config(right, chain)
             case _:
                 return False
+
+
+def _absent_word(name: str) -> str:
+    """Remedy for `x != none`: the language has no word for an absent value."""
+    if name != "none":
+        return ""
+    return "an absent key has no value: a condition is `config.x` if it is there, and `not config.x` if it is absent"
 
 
 def _of_key(key: str, name: str, value: object) -> str:

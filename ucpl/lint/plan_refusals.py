@@ -14,11 +14,11 @@ from ucpl.extents import AS_U8, EXACT, bits_of, holds
 from ucpl.layout import Layout
 from ucpl.layout.layout import Entry, Filling, Policy
 from ucpl.layout.scope import at
-from ucpl.placement import Pieces, Placement
+from ucpl.placement import Part, Pieces, Placement
 from ucpl.placement.boxes import overlaps
 from ucpl.tables import numbered
 
-__all__ = ["check_fill_types", "check_plannable", "odd_fills", "odd_scales"]
+__all__ = ["check_fill_types", "check_nested_keys", "check_plannable", "odd_fills", "odd_scales"]
 
 _SCALES = ("f32", "bf16", "f16", "f64", "f8_e8m0fnu")
 _PRODUCTS = ("f32", "bf16", "f16", "f64")
@@ -148,6 +148,39 @@ def check_plannable(placement: Placement) -> None:
     except UcplError as error:
         if error.diagnostics[0].code in _OF_ONE_SIDE:
             raise
+
+
+def check_nested_keys(placement: Placement) -> None:
+    """Reject a key of a torch file inside of another's value.
+
+    The steps of keys are dicts, so that `w/x` needs a dict at `w`. Raises: UcplError E392.
+    """
+    found: dict[str, dict[tuple[str, ...], Part | None]] = {}
+    for part in placement.parts:
+        for _, places in part.homes.places() if part.form == "torch" else ():
+            for file, key in places:
+                found.setdefault(file, {})[key] = part
+    for blob in placement.blobs:
+        for place in blob.places:
+            if place.file in found:
+                found[place.file].setdefault(tuple(map(str, place.key)), None)
+    for file, keys in found.items():
+        for key, inside in keys.items():
+            outer = next((key[:n] for n in range(len(key)) if key[:n] in keys), None)
+            if outer is None:
+                continue
+            of, inner, shown = keys[outer], "/".join(key), "/".join(outer)
+            said = f"`{shown}` of {file} is a tensor or a blob" if shown else f"all of {file} is one value"
+            lines = [one for one in (inside, of) if one is not None and one.span.line]
+            fail(
+                "E392",
+                f"{said}, and `{inner}` would be inside of it",
+                *(at(one.span, "this one" if n == 0 else "and this one") for n, one in enumerate(lines)),
+                remedy=f'write another key, as "{shown}/value" for the first or "{shown}.{"/".join(key[len(outer) :])}" for the'
+                " second: each `/` is a step into a dict"
+                if shown
+                else "write a key for it, too: an empty one is for a file with one value",
+            )
 
 
 def _may_clash(placement: Placement) -> bool:

@@ -32,6 +32,7 @@ RULES = {
     "misspelt-state": "a state line has a name that is like a known state",
     "no-effect": "a line of a layout acts on no tensor of the model",
     "old-version": "a file is in version 1 of the language",
+    "odd-key": "a key of the config is misspelt, or has a value of another kind",
     "odd-tensor": "a tensor is trained with integers, or has a condition on its own dim",
     "repeated-line": "a line repeats a line of the base, word for word",
     "scale-type": "a scale, or its product, has an unusual element type",

@@ -58,7 +58,7 @@ class _Known:
         value: object = self.config
         for step in expr.path.split(".")[1:]:
             value = value.get(step) if isinstance(value, Mapping) else None
-        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        if not isinstance(value, list) or not all(isinstance(one, str | int) for one in value):
             return None
         return (expr.path, value) if set(value) - self.words else None
 

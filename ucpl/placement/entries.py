@@ -15,7 +15,7 @@ from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.layout import Entry, Layout, LogicalTensor
 from ucpl.layout import axes as ax
 from ucpl.layout.indices import Indices, before, places_of
-from ucpl.layout.remedies import for_cut
+from ucpl.layout.remedies import for_cut, for_dealt
 from ucpl.layout.scope import at
 from ucpl.placement.cells import (
     Cells,
@@ -260,6 +260,7 @@ class EntryPlacer:
                 f"index `{name}` of `{self.entry.path}`: {error.reason}",
                 at(self.entry.span),
                 at_index(self.layout, name),
+                remedy=for_dealt(name, error),
             )
         if cells.length > CHOICE_LIMIT:
             fail("E202", f"index `{name}` has {cells.length} values", at(self.entry.span))

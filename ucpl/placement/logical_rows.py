@@ -81,8 +81,19 @@ class LogicalRows:
                 at(self.entry.span, "each dim must be named exactly once"),
                 at(tensor.span, "defined here"),
                 remedy=self._in_the_brackets(path, tensor.dims, bracket - {*need})
-                or f"{_dims_remedy(need, have)}, as in `{_every_dim(self.entry, path, tensor.dims)}`",
+                or self._of_one_tensor(path, tensor.dims, need, have)
+                or f"{_dims_remedy(need, have)}, as in `{_every_dim(self.entry, path, tensor.dims, _turned(need, have))}`",
             )
+
+    def _of_one_tensor(self, path: str, dims: tuple[str, ...], need: list[str], have: list[str]) -> str:
+        """Remedy for a dim of one tensor, probably misspelt, or ""."""
+        turned = _turned(need, have)
+        known = {dim for name, tensor in self.layout.placed.items() if name != path for dim in tensor.dims}
+        for own, other in turned.items():
+            if own not in known and other in known and "#" not in own:
+                line = " ".join(turned.get(dim, dim) for dim in dims)
+                return f"`{own}` is a dim of `{path}` alone: if it is `{other}`, write in the model `{path} : {line}`"
+        return ""
 
     def _in_the_brackets(self, path: str, dims: tuple[str, ...], odd: set[str]) -> str:
         """Remedy for an unknown index of the tensor, or ""."""
@@ -160,16 +171,23 @@ class LogicalRows:
         return out
 
 
-def _every_dim(entry: Entry, path: str, dims: tuple[str, ...]) -> str:
+def _turned(need: list[str], have: list[str]) -> dict[str, str]:
+    """The dim that a pattern lacks, and the one in its place."""
+    missing = [d for d in need if d not in have]
+    extra = [d for d in dict.fromkeys(have) if d not in need]
+    return {missing[0]: extra[0]} if len(missing) == len(extra) == 1 else {}
+
+
+def _every_dim(entry: Entry, path: str, dims: tuple[str, ...], turned: dict[str, str]) -> str:
     """The plainest entry of a tensor with these brackets and cuts.
 
-    If several are packed, its part.
+    If several are packed, its part. `turned`: dims in the place of others.
     """
     bracket = [name for axis in entry.indices for name in ax.dims_of(axis) if name in dims]
     cuts = {
         a.axis.name: _cut_text(a) for a in ax.walk(*entry.shape) if isinstance(a, ax.Cut) and isinstance(a.axis, ax.Dim)
     }
-    left = " ".join("_" if "#" in d else f"{d}{cuts.get(d, '')}" for d in dims if d not in bracket)
+    left = " ".join("_" if "#" in d else f"{d}{cuts.get(turned.get(d, d), '')}" for d in dims if d not in bracket)
     label = next((one for one, target in entry.targets.items() if target == path), None)
     if label is not None:
         around = {a.name for a in entry.shape if isinstance(a, ax.Dim)}  # axes that all parts have behind them
