@@ -469,3 +469,15 @@ def test_a_rank_s_file_under_another_rank_s_name_is_refused(
         (source / other).write_bytes(held)
     with pytest.raises(UcplError, match=f"E465.*{one} was written as {other}"):
         open_checkpoint(source)
+
+
+@pytest.mark.parametrize("name", ["fsdp1_params_w3", "fsdp1_units_w3"])
+def test_ranks_of_two_steps_are_refused(name: str, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(FIXTURES / name, tmp_path / "run"))
+    path = source / "optim_world_size_3_rank_2.pt"
+    held = torch.load(path, weights_only=False)
+    for states in held["state"].values():
+        states["step"] += 1
+    torch.save(held, path)
+    with pytest.raises(UcplError, match=r"E456.*rank_2\.pt: ranks do not agree on `step` of"):
+        open_checkpoint(source)

@@ -31,6 +31,7 @@ from ucpl.extents import (
     Setting,
     TensorRef,
     TrainState,
+    key_text,
 )
 from ucpl.extents.account import NotRead
 from ucpl.files.carrying import lifted, marks_among
@@ -422,7 +423,7 @@ class _Ranks:
         return None
 
     def keep_states(self, name: str, number: Number, ranks: list[tuple[Value, TorchFile]]) -> None:
-        """Keep a number's states: DTensors, and the first rank's scalars."""
+        """Keep a number's states: DTensors, and numbers that all ranks have."""
         if 0 in self.parts[name][0].shape:
             self.keep_states_of_empty(name, number, *ranks[0])
             return
@@ -439,7 +440,7 @@ class _Ranks:
                         value.wrong(f"{list(self.parts[name][0].shape)}, as `{name}` is")
                     self.parts.setdefault(f"{STATES}{name}.{state}", []).append(one)
                     found += [state] if rank == 0 else []
-                elif rank == 0:
+                else:
                     self.keep_number(name, state, value, part)
         self.states[name] = tuple(found)
 
@@ -462,13 +463,20 @@ class _Ranks:
                 numbers[state] = self.carry(value, part)
 
     def keep_number(self, name: str, state: str, value: Value, part: TorchFile) -> None:
-        if isinstance(value.held, TensorRef):
-            self.scalars.setdefault(state, {})[name] = part.read_scalar(value.key, value.held)
-            self.scalar_extents.setdefault(state, {})[name] = part.extent(value.key, value.held)
-        elif is_counted(value.held):
-            self.scalars.setdefault(state, {})[name] = value.held
-        else:
+        """Raises: UcplError E455, E456 if ranks have different numbers."""
+        if not isinstance(value.held, TensorRef) and not is_counted(value.held):
             value.wrong("a number or a DTensor")
+        made = part.read_scalar(value.key, value.held) if isinstance(value.held, TensorRef) else value.held
+        if self.scalars.setdefault(state, {}).setdefault(name, made) != made:
+            fail(
+                "E456",
+                f"{part.file}: ranks do not agree on `{state}` of `{name}`",
+                Label(str(part.path), where=key_text(value.key)),
+                remedy="The files are of different steps: copy all files of one step again. If the optimizer has such a number"
+                " on each rank, --weights-alone converts the weights",
+            )
+        if isinstance(value.held, TensorRef):
+            self.scalar_extents.setdefault(state, {}).setdefault(name, part.extent(value.key, value.held))
 
     def item(self, what: str, files: list[str]) -> Iterator[object]:
         """The value of an item outside model and optimizer: the first rank's.
