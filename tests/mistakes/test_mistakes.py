@@ -169,6 +169,11 @@ def test_a_fault_of_a_base_is_found_once(tmp_path: Path) -> None:
     assert len(checked(mistake, mistake.whole, tmp_path).findings) == 1
 
 
+def test_a_key_that_an_error_names_has_no_remark(tmp_path: Path) -> None:
+    mistake = next(m for m in MISTAKES if m.name == "forgotten_key_of_the_config")
+    assert [text for text in checked(mistake, mistake.whole, tmp_path).remarks if "hiden_size" in text] == []
+
+
 def test_the_frame_is_good(tmp_path: Path) -> None:
     frame = next(m for m in MISTAKES if m.place == "layout")
     found = checked(frame, framed("layout", ""), tmp_path)

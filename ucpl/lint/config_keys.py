@@ -18,8 +18,8 @@ _TRUTHS = {"true": "true", "True": "true", "false": "false", "False": "false"}
 _ALIKE = 0.9  # `num_expert` and `num_experts`, not `head_dim` and `v_head_dim`
 
 
-def odd_keys(file: nodes.File, config: Mapping[str, Json] | None) -> Iterator[str]:
-    """Remarks on keys of the config, each with its line."""
+def odd_keys(file: nodes.File, config: Mapping[str, Json] | None) -> Iterator[tuple[str, str]]:
+    """Keys of the config with remarks, each with its line."""
     if not config:
         return
     read = {n.path for n in walk(*file.statements) if isinstance(n, nodes.Name) and n.path.startswith("config.")}
@@ -32,17 +32,20 @@ def odd_keys(file: nodes.File, config: Mapping[str, Json] | None) -> Iterator[st
                 line = f"(line {item.span.line})"
                 match node:
                     case nodes.Name(path=path) if path in read and (said := _odd_key(path, config, read & tried)):
-                        yield f"`{path}` {line} {said}"
+                        yield path, f"`{path}` {line} {said}"
                     case nodes.Binary(
                         operator="==" | "!=", left=nodes.Name(path=path) as left, right=nodes.Text() as word
                     ):
                         value = _value(path, config, file)
                         shown = f"`{print_expr(node)}` {line} compares"
                         if isinstance(value, list):
-                            yield f"{shown} a list with a word. Write `where({print_expr(left)}, {print_expr(word)})`"
+                            yield (
+                                path,
+                                f"{shown} a list with a word. Write `where({print_expr(left)}, {print_expr(word)})`",
+                            )
                         elif isinstance(value, bool) and word.value in _TRUTHS:
                             meant = _truth(node, word.value, path)
-                            yield f"{shown} true or false, which is 1 or 0, with a text. Write `{meant}`"
+                            yield path, f"{shown} true or false, which is 1 or 0, with a text. Write `{meant}`"
 
 
 def _odd_key(path: str, config: Mapping[str, Json], tried: set[str]) -> str:
