@@ -116,6 +116,18 @@ def test_a_job_resumes_with_its_state(kind: str, way: str, tmp_path: Path) -> No
     assert values[0] == values[1]
 
 
+@pytest.mark.parametrize("kind", ["numbers", "Adam"])
+def test_a_number_of_steps_is_filled_in_the_form_of_the_job(kind: str, tmp_path: Path) -> None:
+    module, optimizer = trained(kind)
+    model, states = get_state_dict(module, optimizer)
+    save({"model": model, "optim": states}, checkpoint_id=tmp_path / "source")
+    found, other = job(kind, 1)
+    ucpl.load_into(found, other, str(tmp_path / "source"))
+    steps = [other.state[parameter]["step"] for parameter in found.parameters()]
+    assert {type(one) for one in steps} == {int if kind == "numbers" else torch.Tensor} and len(steps) == 6
+    assert all(one == 2 for one in steps)
+
+
 def test_an_optimizer_of_groups_alone_is_accounted_for(tmp_path: Path) -> None:
     module, optimizer = trained("SGD without momentum")
     model, states = get_state_dict(module, optimizer)

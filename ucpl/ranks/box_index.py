@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.metadata import (
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Extent, Scalar, TensorRef, key_text
 from ucpl.formats.leaving import empty_tensors
+from ucpl.formats.optimizer_hypers import counts_in_tensors
 from ucpl.layout.layout import Policy
 from ucpl.live.tensors import tensor_of
 from ucpl.placement.placement import LOOSE
@@ -30,7 +31,17 @@ if TYPE_CHECKING:
     from ucpl.files.checkpoint import Checkpoint
     from ucpl.placement import Part, Placement
 
-__all__ = ["GROUPS", "MODEL", "STATES", "Chunk", "CheckpointIndex", "chunk_at", "index_checkpoint", "with_tensors"]
+__all__ = [
+    "GROUPS",
+    "MODEL",
+    "STATES",
+    "Chunk",
+    "CheckpointIndex",
+    "chunk_at",
+    "index_checkpoint",
+    "number_as_tensor",
+    "with_tensors",
+]
 
 Ints = tuple[int, ...]
 REDUCED = (Policy.MEAN, Policy.SUM, Policy.MAX)
@@ -201,11 +212,14 @@ def _add_empty(found: CheckpointIndex, checkpoint: Checkpoint, model: str) -> No
 
 def _add_values(found: CheckpointIndex, checkpoint: Checkpoint, states: str, groups: str) -> None:
     """Steps, and hyper-parameters of groups."""
+    group_of = {name: group for group in checkpoint.state.groups for name in group.every}
     for state, each in checkpoint.state.scalars.items():
         for path, value in each.items():
-            tensor = _as_tensor(value)
-            if tensor is not None:
-                name = states.format(name=path, state=state)
+            name = states.format(name=path, state=state)
+            tensor = number_as_tensor(value)
+            if type(value) is int and not counts_in_tensors(group_of.get(path)):
+                found.values[name], found.metadata[name] = value, BytesStorageMetadata()
+            elif tensor is not None:
                 chunk = ChunkStorageMetadata(torch.Size(()), torch.Size(()))
                 found.metadata[name] = TensorStorageMetadata(
                     TensorProperties(dtype=tensor.dtype), torch.Size(()), [chunk]
@@ -241,7 +255,8 @@ def with_tensors(checkpoint: Checkpoint) -> Checkpoint:
     return evolve(checkpoint, state=evolve(checkpoint.state, groups=tuple(groups)))
 
 
-def _as_tensor(value: object) -> torch.Tensor | None:
+def number_as_tensor(value: object) -> torch.Tensor | None:
+    """A number of a parameter as a tensor without dims, or None."""
     if isinstance(value, Scalar):
         return tensor_of(bytearray(value.data), dtype_of(value.dtype), ()) if not value.shape else None
     return torch.tensor(float(value), device="cpu") if isinstance(value, int | float) else None

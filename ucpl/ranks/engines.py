@@ -31,6 +31,7 @@ from ucpl.extents import Counted, Scalar, TrainState
 from ucpl.files.groups import agreed
 from ucpl.live.agreement import Ranks
 from ucpl.live.tensors import Goal, unwritable
+from ucpl.ranks.box_index import number_as_tensor
 from ucpl.ranks.load_checks import Index, LoadRequest, check_fit
 from ucpl.records import frozen
 
@@ -248,8 +249,8 @@ class _Filling:
         for state, each in train_state.scalars.items():
             begun = train_state.initial_scalars.get(state, frozenset())
             of = {name for p in params for name in self.names[p] if name in each and name not in begun}
-            counted = {name: self.known.values.get(f"{STATES}{name}.{state}") for name in sorted(of)}
-            tensors = {name: value for name, value in counted.items() if isinstance(value, torch.Tensor)}
+            counted = {name: number_as_tensor(each[name]) for name in sorted(of)}
+            tensors = {name: value for name, value in counted.items() if value is not None}
             if not tensors:
                 continue
             first, one = next(iter(tensors.items()))
