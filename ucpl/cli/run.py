@@ -156,9 +156,10 @@ class Parser(argparse.ArgumentParser):
 
 def _option_of(arguments: Sequence[str], word: str, known: Sequence[str]) -> str:
     """The option of a word too many, or an empty text."""
-    before = [*arguments[: list(arguments).index(word)]][-2:]
+    at = list(arguments).index(word)
+    before, value = arguments[max(at - 2, 0) : at], "".join(arguments[at : at + 2 if word == "=" else at + 1])
     if len(before) == 2 and before[0] == "-D" and "=" not in before[1]:
-        return f"-D {before[1]}={word}"
+        return f"-D {before[1]}={value.removeprefix('=')}"
     option = _WRITTEN.get(Path(word).suffix, "")
     return f"{option} {word}" if option in known else ""
 
