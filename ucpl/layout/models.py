@@ -434,6 +434,15 @@ def with_state_types(items: Iterable[nodes.ModelItem], tensors: dict[str, Logica
     for item in said:
         by_name, globs = _named(item), [(p, t) for t in item.typed for p in t.of if "*" in p]
         _check_trained(item, by_name, named, kinds)
+        for pattern, typed in globs:
+            if not any(Globs([tuple(pattern.split("*"))]).of(name) for name in named):
+                first = " ".join(sorted(named)[:4])
+                fail(
+                    "E137",
+                    f"no tensor is called as `{pattern}`",
+                    at(typed.span, "named here"),
+                    remedy=f"a star is a part of names that there are: {first}, ...",
+                )
         finder = Globs([tuple(pattern.split("*")) for pattern, _ in globs])
         for path, name in trained.items():
             one = by_name.get(name) or _most_literal(name, [globs[i] for i in finder.of(name)])

@@ -258,8 +258,9 @@ def _spaced(items: Iterable[nodes.Record]) -> Iterator[str]:
                     f' Write "{good}"'
                 )
         for hole in (found for text in said for found in HOLE.finditer(text)):
-            if (hole[2] or "0")[0] != "0" and hole[2].isascii() and hole[2].isdigit():
-                yield f"`{hole[0]}` (line {item.span.line}) fills up with spaces. Write `{{{hole[1]}:0{hole[2]}}}`"
+            width = (hole[2] or "").removesuffix("d")
+            if (width or "0")[0] != "0" and width.isascii() and width.isdigit():
+                yield f"`{hole[0]}` (line {item.span.line}) fills up with spaces. Write `{{{hole[1]}:0{width}}}`"
 
 
 def _lines_twice(items: Sequence[nodes.Record]) -> Iterator[str]:
