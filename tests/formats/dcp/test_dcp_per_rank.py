@@ -481,3 +481,13 @@ def test_ranks_of_two_steps_are_refused(name: str, tmp_path: Path) -> None:
     torch.save(held, path)
     with pytest.raises(UcplError, match=r"E456.*rank_2\.pt: ranks do not agree on `step` of"):
         open_checkpoint(source)
+
+
+@pytest.mark.parametrize("form", ["plain", "transposed", "expanded"])
+def test_copies_of_any_form_that_differ_are_refused(form: str, tmp_path: Path) -> None:
+    for rank in range(2):
+        made = (torch.arange(6.0) + rank).reshape(2, 3)
+        made = {"plain": made, "transposed": made.t(), "expanded": made[..., None].expand(2, 3, 4)}[form]
+        torch.save({"w": made}, tmp_path / f"model_world_size_2_rank_{rank}.pt")
+    with pytest.raises(UcplError, match=r"E700.*copies of `w` differ"):
+        open_checkpoint(tmp_path)
