@@ -129,27 +129,23 @@ class First(Folder):
             group["params"] = [p for name, p in named if (name in self.vectors) == is_flat]
         return groups
 
-    def kind(self, whole: bool = False) -> Any:
+    def kind(self) -> Any:
         from torch.distributed import fsdp
 
-        if whole:
-            kinds: Any = (
-                fsdp.FullStateDictConfig(rank0_only=False),
-                fsdp.FullOptimStateDictConfig(rank0_only=False),
-            )
-            return fsdp.FullyShardedDataParallel.state_dict_type(self.model, fsdp.StateDictType.FULL_STATE_DICT, *kinds)
-        kinds = (fsdp.ShardedStateDictConfig(), fsdp.ShardedOptimStateDictConfig())
+        kinds: Any = (fsdp.ShardedStateDictConfig(), fsdp.ShardedOptimStateDictConfig())
         return fsdp.FullyShardedDataParallel.state_dict_type(self.model, fsdp.StateDictType.SHARDED_STATE_DICT, *kinds)
 
-    def state(self, whole: bool = False) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 
-        with self.kind(whole):
+        with self.kind():
             return {"model": self.model.state_dict(), "optim": FSDP.optim_state_dict(self.model, self.optimizer)}
 
     def facts(self) -> dict[str, Any]:
-        held = copy.deepcopy(self.state(whole=True))
-        out: dict[str, Any] = {n: {"weight": p, **number(held["optim"]["state"][n])} for n, p in held["model"].items()}
+        # Of the shards: in 2.5 complete states of the optimizer are views of one buffer, which each of them fills anew.
+        held = self.state()
+        states = {n: {key: joined(one) for key, one in some.items()} for n, some in held["optim"]["state"].items()}
+        out: dict[str, Any] = {n: {"weight": joined(p), **number(states[n])} for n, p in held["model"].items()}
         for group in held["optim"]["param_groups"]:
             for name in group["params"]:
                 out[name] |= {"lr": group["lr"], "weight_decay": group["weight_decay"]}
@@ -167,6 +163,19 @@ class First(Folder):
             own = load_sharded_optimizer_state_dict(self.model.state_dict(), "optim", reader)["optim"]
             self.optimizer.load_state_dict(FSDP.optim_state_dict_to_load(self.model, self.optimizer, own))
         self.resumed(state.get("lr_scheduler"))
+
+
+def joined(value: Any) -> Any:
+    """A copy of a tensor, complete on each rank."""
+    if not hasattr(value, "local_shards"):
+        return copy.deepcopy(value)
+    mine = [(shard.metadata.shard_offsets, shard.tensor) for shard in value.local_shards()]
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    out = torch.full(tuple(value.size()), float("nan"))
+    for at, part in (one for some in every for one in some):
+        out[tuple(slice(a, a + n) for a, n in zip(at, part.shape, strict=True))] = part
+    return out
 
 
 def number(states: dict[str, Any]) -> dict[str, Any]:
