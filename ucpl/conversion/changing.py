@@ -45,6 +45,7 @@ class _Known:
     beside: frozenset[str]  # values of the module that are no tensors, and tensors without elements
     others: frozenset[str]  # keys of client_state, numbers, blobs: left out elsewhere
     origin: ChangeOrigin
+    guesses: str = ""  # the source's format, if it guesses which tensors are buffers
 
     def named(self, text: str) -> tuple[list[str], list[str], list[str]]:
         """Tensors, second names and values that a name or glob matches.
@@ -112,6 +113,7 @@ def _known(source: Side, origin: ChangeOrigin) -> _Known:
         frozenset(beside - layout.tensors.keys()),
         frozenset(others),
         origin,
+        opened.format if opened is not None and format_named(opened.format).guesses_buffers else "",
     )
 
 
@@ -195,6 +197,9 @@ def _frozen(known: _Known, texts: Sequence[str], dropped: frozenset[str]) -> tup
     for text in texts:
         mine = _of_kind(known, ("freeze", text), "parameter", (text, dropped))
         found |= set(mine)
+        if known.tensors[mine[0]].kind == "buffer":
+            said.append(f"a frozen parameter by --freeze {text}: {_listed(mine)}, which was taken for a buffer")
+            continue
         kept = sorted(s for s in known.states if s != "weight")
         states = f"; {'its' if len(mine) == 1 else 'their'} optimizer states are left out ({', '.join(kept)})"
         said.append(f"frozen by --freeze {text}: {counted(known.tensors, mine)} ({_listed(mine)}){states * bool(kept)}")
@@ -267,7 +272,8 @@ def _begun_in(own: nodes.Model, path: str, group: str) -> tuple[str, str] | None
 def _of_kind(known: _Known, said: tuple[str, str], kind: str, of: tuple[str, frozenset[str]]) -> list[str]:
     """Tensors of one kind that a text matches.
 
-    A glob can match tensors of other kinds, but must match one of this kind.
+    A glob can match tensors of other kinds, but must match one of this kind. The name of a buffer means a parameter if
+    the source's format guesses buffers.
 
     of: the name in the text, and the dropped tensors.
 
@@ -279,6 +285,8 @@ def _of_kind(known: _Known, said: tuple[str, str], kind: str, of: tuple[str, fro
         of_kind = [path for path, tensor in known.tensors.items() if tensor.kind == kind]
         _refuse_unknown(known, said, for_parameter(text, [*known.tensors, *known.aliases], of_kind))
     mine = [path for path in named if known.tensors[path].kind == kind]
+    if known.guesses and not mine and "*" not in text:  # the caller knows better
+        mine = [path for path in named if known.tensors[path].kind == "buffer"]
     for path in named:
         if path in dropped and ("*" not in text or not set(mine) - dropped):
             known.origin.refuse(said, f"{path} is dropped")

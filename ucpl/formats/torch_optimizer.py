@@ -32,6 +32,7 @@ from ucpl.formats.torch_dicts import Named, joined, named_tensors
 from ucpl.records import frozen
 
 __all__ = [
+    "STATISTICS",
     "EXTRA",
     "REMEDY",
     "are_determined",
@@ -59,7 +60,7 @@ REMEDY = (
 STATED = "ucpl_names"  # a key of a state dict that a conversion wrote: names by group, if shapes do not determine them
 _PARAMS = "params"
 _CONVENTIONAL = ("weight", "bias")  # last steps of names of parameters in modules of torch
-_STATISTICS = ("running_mean", "running_var")  # buffers of torch's norms, next to this counter
+STATISTICS = ("running_mean", "running_var")  # buffers of torch's norms, next to this counter
 _COUNTER = "num_batches_tracked"
 
 
@@ -156,7 +157,7 @@ def candidates_of(model: Named) -> dict[str, Shape]:
     out = {}
     for name, one in model.tensors.items():
         lead, _, last = name.rpartition(".")
-        is_statistic = last in _STATISTICS and f"{lead}.{_COUNTER}".lstrip(".") in model.tensors
+        is_statistic = last in STATISTICS and f"{lead}.{_COUNTER}".lstrip(".") in model.tensors
         if name not in model.aliases and one.storage.dtype.startswith(("f", "bf", "c")) and not is_statistic:
             out[name] = one.shape
     return out

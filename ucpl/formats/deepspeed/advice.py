@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from ucpl.extents import Structure
+from ucpl.extents.dtypes import can_train
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.groups import differences
 from ucpl.formats.leaving import tied_advice
 from ucpl.formats.optimizer_hypers import NUMBERED, frozen_in_no_group, members_without_states, numbered_empty
+from ucpl.formats.torch_optimizer import STATISTICS
+from ucpl.registry import format_named
 
 WARM = (
     "the source has no optimizer state: engine.load_checkpoint(..., load_optimizer_states=False,"
@@ -66,12 +69,32 @@ NUMBERED_ALONE = f"{NUMBERED}. zero1, zero2 and zero3 number buffers"
 BOOLS = "torch's optimizers make {names} of the parameters' type when they load it, as of their own: bool here, 0 and 1 there"
 
 
+GUESSED = (
+    "{names} count as buffers, since the source's files do not distinguish these from frozen parameters: if one is a"
+    " parameter of the job, --freeze NAME, without which DeepSpeed's loader stops"
+)
+
+
 def advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
     """Advice on left out or tied parameters, missing states, and unsupported optimizers."""
     tied = tied_advice(source, structure, "engine.load_checkpoint(..., load_module_strict=False)")
     lenient = (LENIENT,) if source.missing_tensors else tied
     stateless = members_without_states(source, structure)
-    return (*lenient, *_mixed(structure), *_warm(source, structure), *stateless, *_of_optimizer(source, structure))
+    others = (*_mixed(structure), *_warm(source, structure), *stateless, *_of_optimizer(source, structure))
+    return (*lenient, *_guessed(source, structure), *others)
+
+
+def _guessed(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+    """Advice on floating-point buffers that may be frozen parameters.
+
+    Stages 2 and 3 store those apart.
+    """
+    if structure.settings.get("stage") not in (2, 3) or not format_named(source.format).guesses_buffers:
+        return ()
+    names = [t.name for t in structure.tensors if t.kind == "buffer" and can_train(t.dtype)]
+    listed = [name for name in names if name.rpartition(".")[2] not in STATISTICS]
+    more = f" and {len(listed) - 3} more" if len(listed) > 3 else ""
+    return (GUESSED.format(names=", ".join(listed[:3]) + more),) if listed else ()
 
 
 def _mixed(structure: Structure) -> tuple[str, ...]:
