@@ -442,10 +442,11 @@ def test_a_planted_key_is_kept_named_or_refused(tmp_path: Path, what: str) -> No
 
 
 @pytest.mark.parametrize("target", ["safetensors()", "zero0(dp=2)", "universal()", "plain()", "zero1(dp=1)"])
-def test_a_value_in_a_layer_s_file_is_kept_or_named(tmp_path: Path, target: str) -> None:
+@pytest.mark.parametrize("item", ["x", torch.empty(0, 3)], ids=["text", "no elements"])
+def test_a_value_in_a_layer_s_file_is_kept_or_named(tmp_path: Path, target: str, item: object) -> None:
     """Values like `_extra_state` of Transformer Engine modules, over a pipeline."""
     name = "global_step3/layer_01-model_states.pt"
-    source = planted(tmp_path, lambda v: v.update({MARK: "x"}), name, FIXTURES / "deepspeed" / "pp2_dp2_z1")
+    source = planted(tmp_path, lambda v: v.update({MARK: item}), name, FIXTURES / "deepspeed" / "pp2_dp2_z1")
     assert not is_lost(source, tmp_path / "target", target)
     account = ucpl.plan(str(source), target).account
     assert account is not None and any(f"layer_01/{MARK} of the module" in e.names for e in account.of("dropped")) is (
@@ -494,3 +495,14 @@ def test_a_value_in_the_module_of_a_universal_folder_is_kept_or_named(tmp_path: 
     if target.startswith(("zero", "universal")):
         held = [torch.load(file, weights_only=True) for file in (tmp_path / "target").rglob("*model_states.pt")]
         assert held and all(one["module"][MARK] == "x" for one in held)
+
+
+def test_a_key_in_the_cuts_of_experts_is_named(tmp_path: Path) -> None:
+    """AutoEP's list of sub-groups at stage 3."""
+    run = FIXTURES / "deepspeed" / "autoep_ep2_dp4_z3"
+    shard = next(path.relative_to(run) for path in sorted(run.rglob("*zero_pp_rank_0*optim_states.pt")))
+    cuts = "ds_zero_partition_groups"
+    source = planted(tmp_path, lambda v: v["optimizer_state_dict"][cuts][0].update({MARK: 1}), str(shard), run)
+    account = ucpl.plan(str(source), "zero3(dp=4, ep=2)").account
+    assert account is not None
+    assert any(f"optimizer_state_dict/{cuts}/0/{MARK}" in n for e in account.of("not read") for n in e.names)

@@ -212,7 +212,8 @@ def _blobs(source: Checkpoint) -> Iterator[tuple[str, str | None]]:
             yield from ((name, str(key)) for key in held)
         elif name == LAYERS and isinstance(held, dict):
             yield name, None
-            yield from ((name, f"{stem}/{key}") for stem, facts in held.items() for key in facts["extra"])
+            apart = ((stem, facts[kind]) for stem, facts in held.items() for kind in ("extra", "empty"))
+            yield from ((name, f"{stem}/{key}") for stem, some in apart for key in some)
         elif name == EMPTY and isinstance(held, dict):
             yield from ((name, str(key)) for key in held)
         elif name != TEXTS:

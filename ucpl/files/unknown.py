@@ -10,13 +10,15 @@ from ucpl.files.torch_files import TorchFile
 __all__ = ["SHARED", "unknown_in", "unknown_keys", "unknown_of_torch"]
 
 _TOP = frozenset(("optimizer_state_dict", "ds_config", "ds_version", "optimizer"))
+_CUTS = "ds_zero_partition_groups"
+_CUT = frozenset(("sub_group", "partition_count", "partition_rank", "partition_ranks", "families", "group_names"))
 _SHARD = frozenset(
     (
         "base_optimizer_state",
         "base_optimizer_state_step",
         "clip_grad",
         "ds_version",
-        "ds_zero_partition_groups",
+        _CUTS,
         "dynamic_loss_scale",
         "fp32_flat_groups",
         "group_paddings",
@@ -52,6 +54,8 @@ def unknown_in(part: TorchFile) -> Iterator[NotRead]:
     if isinstance(held, dict) and held.keys() & {"base_optimizer_state", "fp32_flat_groups"}:
         yield from unknown_keys(part.file, top, _TOP, by="DeepSpeed")
         yield from unknown_keys(part.file, held, _SHARD, "optimizer_state_dict/", "DeepSpeed")
+        for number, cut in enumerate(cuts if isinstance(cuts := held.get(_CUTS), list | tuple) else ()):
+            yield from unknown_keys(part.file, cut, _CUT, f"optimizer_state_dict/{_CUTS}/{number}/", "DeepSpeed")
         for name in ("base_optimizer_state", "optimizer_state_dict"):
             yield from unknown_of_torch(part.file, held.get(name), f"optimizer_state_dict/{name}/")
     elif "module" in top and isinstance(apart, dict):

@@ -491,3 +491,13 @@ def test_copies_of_any_form_that_differ_are_refused(form: str, tmp_path: Path) -
         torch.save({"w": made}, tmp_path / f"model_world_size_2_rank_{rank}.pt")
     with pytest.raises(UcplError, match=r"E700.*copies of `w` differ"):
         open_checkpoint(tmp_path)
+
+
+def test_a_name_without_a_tensor_is_named(tmp_path: Path) -> None:
+    """It has None in the model of every rank."""
+    model = torch.nn.Sequential(torch.nn.Linear(6, 4))
+    here = alone(tmp_path, {**model.state_dict(), "nothing": None}, trained(model).state_dict())
+    account = ucpl.plan(str(here), "plain()").account
+    assert account is not None
+    found = [(e.fate, e.why) for e in account.entries if any("nothing" in name for name in e.names)]
+    assert found == [("not read", "no rank has a tensor there")]

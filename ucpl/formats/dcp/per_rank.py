@@ -175,7 +175,11 @@ class _Ranks:
         held = tuple(chunk for chunk, _ in chunks.values())
         demand_whole(name, ChunkedTensor(first.extent.dtype, first.shape, held), self.root / first.extent.file)
         self.extents |= {(FILE, extent.key): extent for _, extent in chunks.values()}
-        kind = "buffer" if not first.placements and any(p[0].placements for p in self.parts.values()) else "parameter"
+        kind = (
+            "buffer"
+            if not first.placements and any(p and p[0].placements for p in self.parts.values())
+            else "parameter"
+        )
         return NamedTensor(name, first.shape, first.extent.dtype, kind)
 
     # ---- the optimizer -------------------------------------------------------------------------------------------------
@@ -522,6 +526,12 @@ def opened_ranks(root: Path, order: Order | None = None) -> Checkpoint:
     for name in names:
         ranks.read(name)
     weights = [*ranks.parts]
+    bare = (
+        NotRead(f"{names[0]}: {name}", "no rank has a tensor there", kind="value")
+        for name in weights
+        if not ranks.parts[name]
+    )
+    ranks.not_read += bare
     if optims and not items:
         optims = _all_ranks(root, optims, _OPTIM, len(names))
     groups = ranks.optimizer(optims) if optims else ()
