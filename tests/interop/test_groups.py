@@ -39,7 +39,9 @@ def prepared(folder: Path, target: str, case: str) -> tuple[dict[str, Any], list
         ucpl.convert(idle(folder), folder / "made", target)
         listed, names, frozen = [["a"], ["b", "c"], ["d"]], names | {"void": (0,), "frozen": (3,)}, ["frozen"]
         wanted = [[kind[one[0]] for kind in (RATES, DECAYS)] for one in listed]
-        if target.startswith("zero0"):  # ZeRO's shards have no parameters without elements, torch's optimizer numbers them
+        if target.startswith(
+            "zero0"
+        ):  # ZeRO's shards have no parameters without elements, torch's optimizer numbers them
             listed[0] = ["a", "void"]
         if target.startswith(("zero0", "zero3")):  # torch's optimizer and ZeRO-3 have groups of frozen parameters
             listed.insert(0, ["frozen"])
