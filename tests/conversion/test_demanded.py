@@ -51,7 +51,7 @@ def test_names_that_no_megatron_model_has_are_refused(to, source, tensors, tmp_p
     else:
         save(here, made[source])
     found = refused("E549", here, tmp_path / "made", to)
-    assert "llama.ucpl:torch_dist()" in found.remedy and not (tmp_path / "made").exists()
+    assert "--to llama.ucpl:torch_dist" in found.remedy and not (tmp_path / "made").exists()
 
 
 def test_names_of_a_dialect_and_of_a_spec_are_those_of_megatron(tensors, tmp_path):

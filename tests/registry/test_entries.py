@@ -30,7 +30,7 @@ OTHERS = {
 }
 
 
-SHARED = ("folders", "info_keys", "leaving", "named_files", "opening", "overlooked")
+SHARED = ("folders", "info_keys", "leaving", "named_files", "opening", "optimizer_hypers", "overlooked")
 
 
 class Other(Format):

@@ -5,7 +5,8 @@ The stored type does not hold them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -156,8 +157,8 @@ def check_nested_keys(placement: Placement) -> None:
     The steps of keys are dicts, so that `w/x` needs a dict at `w`. Raises: UcplError E392.
     """
     found: dict[str, dict[tuple[str, ...], Part | None]] = {}
-    for part in placement.parts:
-        for _, places in part.homes.places() if part.form == "torch" else ():
+    for part in _may_nest(placement):
+        for _, places in part.homes.places():
             for file, key in places:
                 found.setdefault(file, {})[key] = part
     for blob in placement.blobs:
@@ -181,6 +182,24 @@ def check_nested_keys(placement: Placement) -> None:
                 if shown
                 else "write a key for it, too: an empty one is for a file with one value",
             )
+
+
+def _may_nest(placement: Placement) -> list[Part]:
+    """Parts with keys inside of others, or around them.
+
+    Keys of a block differ in numbers alone, so its first one is compared.
+    """
+    parts = [part for part in placement.parts if part.form == "torch"]
+    keys = [{_pattern(map(str, block.place(0, 0)[1])) for block in part.homes.blocks if len(block)} for part in parts]
+    every = {key for some in keys for key in some}
+    every |= {_pattern(map(str, place.key)) for blob in placement.blobs for place in blob.places}
+    outer = {key[:n] for key in every for n in range(len(key))} & every
+    inner = {key for key in every if any(key[:n] in outer for n in range(len(key)))}
+    return [part for part, some in zip(parts, keys, strict=True) if some & (outer | inner)]
+
+
+def _pattern(key: Iterable[str]) -> tuple[str, ...]:
+    return tuple(re.sub("[0-9]+", "0", step) for step in key)
 
 
 def _may_clash(placement: Placement) -> bool:

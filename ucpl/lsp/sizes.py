@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from attrs import field
 
 from ucpl.errors import UcplError
-from ucpl.extents.train_state import is_of_default
 from ucpl.language import nodes
 from ucpl.lsp.files import Config, Texts
 from ucpl.lsp.mending import mended
@@ -237,6 +236,8 @@ def _stored(parts: list[Part], numbers: list[int]) -> tuple[tuple[int, tuple[int
 
 def _short_call(layout: Layout) -> str:
     """The call with the arguments that have no default."""
+    from ucpl.extents.train_state import is_of_default
+
     said = [f"{n} = {v}" for n, v, origin in layout.origins if not is_of_default(origin)]
     return f"{layout.name}({', '.join(said)})"
 
