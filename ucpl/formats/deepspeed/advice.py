@@ -71,7 +71,7 @@ BOOLS = "torch's optimizers make {names} of the parameters' type when they load 
 
 GUESSED = (
     "{names} count as buffers, since the source's files do not distinguish these from frozen parameters: if one is a"
-    " parameter of the job, --freeze NAME, without which DeepSpeed's loader stops"
+    " parameter of the job, --freeze NAME: without it DeepSpeed's loader stops at stage 3, and at 2 next to other frozen ones"
 )
 
 
