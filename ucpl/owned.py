@@ -15,7 +15,7 @@ from ucpl.errors import Label, fail
 
 __all__ = [
     "NotOwned", "demand_owned", "followed", "is_owned", "is_strangers", "make_owned", "open_new", "opened_as_is",
-    "opened_folder",
+    "opened_folder", "stranger",
 ]  # fmt: skip
 
 _FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -148,6 +148,16 @@ def is_strangers(path: Path) -> bool:
     It is writable for everybody. Raises: OSError.
     """
     return _is_strangers(os.lstat(path), os.stat(path.parent))
+
+
+def stranger(path: Path) -> str:
+    """State who put a file into a folder of everybody.
+
+    Empty if it is this user or the owner of the folder. Raises: OSError.
+    """
+    if not is_strangers(path):
+        return ""
+    return f"user {os.lstat(path).st_uid} put it into {path.parent}, and everybody can write there"
 
 
 def _is_strangers(status: os.stat_result, folder: os.stat_result) -> bool:

@@ -25,9 +25,11 @@ from typing import Any
 
 import pytest
 
+from tests.cli.command import ROOT
 from tests.vault.keys import authority, forged, keys_of
 from tests.vault.small import job
 from tests.vault.test_hosts import Cluster, cluster, listed
+from ucpl.api import resume
 from ucpl.cli import main
 from ucpl.errors import UcplError
 from ucpl.ranks.file_server import FileServer, Peer
@@ -416,3 +418,51 @@ def test_who_reads_a_vault_of_another_user_is_warned(tmp_path, capsys):
     assert said in " ".join(capsys.readouterr().err.split())
     assert main(["vault", "restore", str(home), str(tmp_path / "restored"), "--to", "plain()"]) != 0  # no tensors
     assert said in " ".join(capsys.readouterr().err.split())
+
+
+@other_users
+def test_a_restore_reads_no_step_that_a_stranger_put_there(shared, tmp_path):
+    """Everybody can write to the folder of --else; the newest would win."""
+    home, persisted = tmp_path / "job", shared / "persisted"
+    with job(home, 2, "mirror") as here:
+        here.save(1)
+        here.turn()
+    persisted.mkdir()
+    os.chmod(persisted, 0o1777)
+    made = persisted / "step-99"
+    saved = {"step": 99, "generation": 7, "vault": "theirs", "committed_ms": 1 << 42}
+    (made / "ucpl").mkdir(parents=True)
+    (made / "ucpl/state.json").write_text(json.dumps(saved))
+    assert restore_newest(home, lambda source: None, persisted=persisted).source == str(made)  # it is mine
+    os.chown(made, NOBODY, NOBODY)
+    restored = restore_newest(home, lambda source: None, persisted=persisted)
+    assert restored.source == f"vault:{home}@1"
+    assert restored.passed == ((str(made), f"user {NOBODY} put it into {persisted}, and everybody can write there"),)
+    with pytest.raises(UcplError, match=r"E692: .* has no folder step-N of yours"):
+        restore_newest(tmp_path / "none", lambda source: None, persisted=persisted)
+
+
+@other_users
+@pytest.mark.parametrize("whose", ["step", "converted", "link"])
+def test_a_resume_uses_nothing_that_a_stranger_put_there(shared, whose):
+    run = shared / f"run-{whose}"
+    for step in (3, 12):
+        shutil.copytree(ROOT / "tests/fixtures/trainer/checkpoint-3", run / f"checkpoint-{step}")
+    os.chmod(run, 0o1777)
+    beside = Path(f"{run}.resume")
+    if whose == "step":
+        os.chown(run / "checkpoint-12", NOBODY, NOBODY)
+        assert resume(run, ranks=2) == str(run / "checkpoint-3")
+        os.chown(run / "checkpoint-3", NOBODY, NOBODY)
+        with pytest.raises(UcplError, match=r"E686: .* has checkpoints of other users only"):
+            resume(run, ranks=2)
+        return
+    if whose == "link":
+        (shared / "elsewhere").mkdir()
+        beside.symlink_to(shared / "elsewhere")
+    else:
+        beside.mkdir()
+    os.chown(beside, NOBODY, NOBODY, follow_symlinks=False)
+    with pytest.raises(UcplError, match=r"E686: .* is not safe from other users"):
+        resume(run, ranks=3)
+    assert not list(beside.iterdir())

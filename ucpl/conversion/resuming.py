@@ -22,6 +22,7 @@ from ucpl.errors import Label, UcplError, fail
 from ucpl.inference.infer import layout_name
 from ucpl.language import parse_call
 from ucpl.layout.scope import Scope
+from ucpl.owned import stranger
 from ucpl.records import frozen
 from ucpl.registry import format_named
 
@@ -77,7 +78,7 @@ def resume(
     """Find the newest checkpoint of a run; convert it if needed.
 
     say: gets a line before a conversion. Raises: UcplError E223 if the number of ranks is unknown or does not divide, E224
-    without a checkpoint, and errors of a conversion.
+    without a checkpoint, E686 if other users made it, and errors of a conversion.
     """
     ranks = ranks if ranks is not None else ranks_here()
     found = _newest(run)
@@ -99,10 +100,15 @@ def _newest(run: Path) -> _Newest:
     Raises: UcplError E224 without any; the error of the newest one if none can be read, so that no run begins anew by mistake.
     """
     notes: list[str] = []
+    strangers: list[str] = []
     first: UcplError | None = None
     steps = list(_steps(run))
     tracked = next((run / name for name in _TRACKERS if (run / name).is_file()), None)
     for step in steps or [run]:
+        if step != run and (who := stranger(step)):
+            strangers.append(f"{step}: {who}")
+            notes.append(f"passed over  {strangers[-1]}")
+            continue
         try:
             inferred = infer(open_checkpoint(step))
         except UcplError as error:
@@ -121,6 +127,9 @@ def _newest(run: Path) -> _Newest:
         return _Newest(step, loaded, inferred, tuple(notes))
     if first is not None and (steps or tracked is not None or run.is_file()):
         raise first
+    if strangers:
+        remedy = "move the run into a folder that is yours alone"
+        fail("E686", f"{run} has checkpoints of other users only", Label(str(run), strangers[0]), remedy=remedy)
     fail("E224", f"{run} has no checkpoint", Label(str(run)))
 
 
@@ -243,6 +252,10 @@ def _convert(step: Path, target: Path, layout: str, how: ToApply, say: Callable[
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         cannot_write(target.parent, error, resumable=False)
+    for place in (target.parent, target):
+        if os.path.lexists(place) and (who := stranger(place)):
+            remedy = "move the run into a folder that is yours alone"
+            fail("E686", f"{place} is not safe from other users: {who}", Label(str(place)), remedy=remedy)
     is_told = False
     while not target.exists():
         if not is_told:

@@ -14,7 +14,7 @@ from pathlib import Path
 from attrs import evolve
 
 from ucpl.errors import Exit, Label, UcplError, fail
-from ucpl.owned import is_owned
+from ucpl.owned import is_owned, stranger
 from ucpl.records import frozen
 from ucpl.storage.vaults.checksummed_text import write_whole
 from ucpl.storage.vaults.committed import domains_of, get_commits, get_unreadable_newer, read_job, reject_no_vault
@@ -63,9 +63,16 @@ def restore_newest(
     Raises: UcplError E692, if there is no source, and the errors of `read` for the last source; all its other errors.
     """
     unknown = _unreadable_newer(home) if generation is None else []
-    passed = list(unknown)
+    strangers: list[tuple[str, str]] = []
     last: UcplError | None = None
-    choices = _choices(home, generation, persisted)
+    choices: list[_Choice] = []
+    for one in _choices(home, generation, persisted):
+        if one.tries is None and (who := _stranger(Path(one.source))):
+            strangers.append((one.source, who))
+        else:
+            choices.append(one)
+    passed = [*unknown, *strangers]
+    first = len(passed)
     silent = tuple(one.source for one in choices if one.is_silent)
     for one in choices:
         count = _count(one.tries) if generation is None else 0
@@ -87,11 +94,13 @@ def restore_newest(
         return Restored(one.source, one.step, tuple(passed), silent, one.damage)
     if last is not None:
         raise _with_skipped(last, passed)
-    if passed != unknown:
+    if len(passed) > first:
         what = f"{home}: {TRIES} attempts to read each generation did not end"
-        remedy = f"name one: --generation {passed[len(unknown)][0].rpartition('@')[2]}"
+        remedy = f"name one: --generation {passed[first][0].rpartition('@')[2]}"
         fail("E692", what, Label(str(home), "; ".join(f"{source}: {why}" for source, why in passed)), remedy=remedy)
-    beside = f", and {persisted} has no folder step-N" if persisted is not None else ""
+    beside = (
+        f", and {persisted} has no folder step-N{' of yours' if strangers else ''}" if persisted is not None else ""
+    )
     if unknown:
         remedy = "`ucpl vault scrub ROOT/JOB` or a restart of the servers may commit it again"
         fail(
@@ -101,7 +110,17 @@ def restore_newest(
             remedy=remedy,
         )
     nothing = "nothing is committed" if read_job(home) is not None else "there is no vault"
-    fail("E692", f"{home}: {nothing}{beside}", Label(str(home)))
+    fail(
+        "E692",
+        f"{home}: {nothing}{beside}",
+        Label(str(home), "; ".join(f"{source}: {why}" for source, why in strangers)),
+    )
+
+
+def _stranger(folder: Path) -> str:
+    with suppress(OSError):
+        return stranger(folder)
+    return ""
 
 
 def _unreadable_newer(home: Path) -> list[tuple[str, str]]:
