@@ -1,6 +1,6 @@
-"""Figures of one run: stored as data, and written into docs/PERFORMANCE.md.
+"""Figures of one run, stored as data and written into pages.
 
-The page is made of measured figures, so every figure has its command and machine.
+These pages are made of measured figures, so every figure has its command and machine.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from attrs import asdict
 
 from ucpl.records import frozen
 
-__all__ = ["PAGE", "Table", "blocks", "known", "machine", "save", "written"]
+__all__ = ["PAGES", "Table", "blocks", "known", "machine", "save", "written"]
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parent / "docs" / "PERFORMANCE.md"
+DOCS = HERE.parent / "docs"
+PAGES = [DOCS / "PERFORMANCE.md", *sorted((DOCS / "performance").glob("*.md"))]
 _BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 
 
@@ -48,12 +49,13 @@ def machine() -> str:
 
 
 def save(table: Table) -> None:
-    """Keep it, and write it into the page."""
+    """Keep it, and write it into its page."""
     folder = HERE / "figures"
     folder.mkdir(exist_ok=True)
     text = json.dumps(asdict(table), indent=1, ensure_ascii=False)
     (folder / f"{table.name}.json").write_text(text + "\n", encoding="utf-8")
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), known()), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(written(page.read_text(encoding="utf-8"), known()), encoding="utf-8")
 
 
 def known() -> dict[str, Table]:

@@ -1,4 +1,4 @@
-"""docs/PERFORMANCE.md shows the measured figures.
+"""docs/PERFORMANCE.md and docs/performance/ show the measured figures.
 
 The tests compare its blocks with the figures that were kept.
 """
@@ -12,26 +12,31 @@ from attrs import evolve
 
 from benchmarks.__main__ import NAMES, tables
 from benchmarks.convert import CASES, FORMS, HEAD, Rounds, Run, rows_of
-from benchmarks.figures import PAGE, Table, blocks, known, written
+from benchmarks.figures import PAGES, Table, blocks, known, written
 from benchmarks.usual import USUAL_HEAD
+from tests.docs.blocks import ROOT
+
+TEXTS = [page.read_text(encoding="utf-8") for page in PAGES]
+SHOWN = [name for text in TEXTS for name in blocks(text)]
 
 
-def test_the_page_shows_the_figures_that_were_kept() -> None:
-    page, tables = PAGE.read_text(encoding="utf-8"), known()
-    assert page == written(page, tables), "run `make bench`, or undo what was written by hand"
-    assert set(tables) <= set(blocks(page))
+def test_the_pages_show_the_figures_that_were_kept() -> None:
+    tables = known()
+    for text in TEXTS:
+        assert text == written(text, tables), "run `make bench`, or undo what was written by hand"
+    assert set(tables) <= set(SHOWN) and len(SHOWN) == len(set(SHOWN))
     for table in tables.values():
         assert {len(row) for row in table.rows} == {len(table.head)}, table.name
 
 
-def test_every_name_of_make_bench_is_a_table_of_the_page() -> None:
-    makefile = (PAGE.parents[1] / "Makefile").read_text(encoding="utf-8")
+def test_every_name_of_make_bench_is_a_table_of_a_page() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     ranked, timed = (re.search(rf"^{name} := (.*)$", makefile, re.MULTILINE) for name in ("RANKED", "TIMED"))
     assert ranked is not None and timed is not None
     named = timed[1].replace("$(RANKED)", ranked[1]).split()
     given = Namespace(pairs=[1], gib=[1.0], folder=None)
     assert named == list(NAMES) == list(tables(given))
-    assert set(named) <= set(blocks(PAGE.read_text(encoding="utf-8")))
+    assert set(named) <= set(SHOWN)
     kept = known()
     for name, (head, _) in tables(given).items():  # a table whose columns are others by now was measured by other code
         assert name not in kept or kept[name].head == head, name
@@ -39,7 +44,7 @@ def test_every_name_of_make_bench_is_a_table_of_the_page() -> None:
 
 def test_the_readme_has_the_figures_of_the_usual_tools() -> None:
     rows = [dict(zip(USUAL_HEAD, row, strict=True)) for row in known()["usual"].rows]
-    text = (PAGE.parents[1] / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
     shown = [
         f"| {r['wish']} | {r['usual tool']} | {r['its seconds']} s, {r['its peak']} | {r['seconds']} s, {r['peak']} |"
         for r in rows

@@ -1,4 +1,4 @@
-"""docs/LANGUAGE.md, docs/REFERENCE.md and docs/LAYOUTS.md are true.
+"""The pages of the language and of the layouts are true.
 
 Examples become the intended records, hold, and store the shown tensors.
 """
@@ -32,14 +32,22 @@ from ucpl.layout.scope import Scope
 from ucpl.registry import formats
 from ucpl.resources import grammar_text
 
-FIRST, PAGE, SHIPPED = (ROOT / "docs" / name for name in ("LANGUAGE.md", "REFERENCE.md", "LAYOUTS.md"))
+FIRST = ROOT / "docs" / "LANGUAGE.md"
+PAGES, SHIPPED = (
+    [ROOT / "docs" / f"{name}.md", *sorted((ROOT / "docs" / folder).glob("*.md"))]
+    for name, folder in (("REFERENCE", "reference"), ("LAYOUTS", "layouts"))
+)
 GOLDEN = ROOT / "tests" / "docs" / "language.records"
-ALL = [*blocks(FIRST), *blocks(PAGE), *blocks(SHIPPED)]
+ALL = [block for page in (FIRST, *PAGES, *SHIPPED) for block in blocks(page)]
 RIGHT = [b for b in ALL if b.info[:1] == ("ucpl",) and b.info[1] != "wrong"]
-REFERENCE = [b for b in RIGHT if b.page == "docs/REFERENCE.md"]
+REFERENCE = [b for b in RIGHT if ROOT / b.page in PAGES]
 BASE = next(b.text for b in REFERENCE if b.info == ("ucpl", "file"))
 FAULTY = [b for b in ALL if b.info[:2] == ("ucpl", "wrong")]
 CELLS = [(b, ALL[i + 1]) for i, b in enumerate(ALL) if b.info[:2] == ("ucpl", "cells")]
+
+
+def text_of(pages: list[Path]) -> str:
+    return "\n".join(page.read_text(encoding="utf-8") for page in pages)
 
 
 def test_every_block_says_what_it_is() -> None:
@@ -185,7 +193,7 @@ def test_every_variant_has_an_example() -> None:
 
 
 def test_every_function_and_every_limit_is_named() -> None:
-    text = PAGE.read_text(encoding="utf-8")
+    text = text_of(PAGES)
     assert set(FUNCTIONS) >= {"min", "max", "lcm", "default", "size", "ceil"}
     assert [f for f in FUNCTIONS if f"{f}(" not in text] == []
     assert Scope(given={"a": 7}).lookup("a.size", nodes.NOWHERE) == 7  # as the page says of x.size
@@ -194,7 +202,7 @@ def test_every_function_and_every_limit_is_named() -> None:
 
 
 def test_every_statement_of_the_grammar_is_explained() -> None:
-    text = PAGE.read_text(encoding="utf-8")
+    text = text_of(PAGES)
     words = set(re.findall(r'^\w+: *"(\w+)"', grammar_text(), re.MULTILINE)) | {"none", "like", "each", "flat", "trim"}
     assert {"let", "model", "layout", "mesh", "derive", "blob"} <= words
     assert [w for w in words if not re.search(rf"\b{w}\b", text)] == []
@@ -202,16 +210,16 @@ def test_every_statement_of_the_grammar_is_explained() -> None:
 
 @pytest.mark.parametrize("name", sorted(["zero0", "zero1", "zero2", "zero3", "plain"]))
 def test_every_line_that_is_explained_is_in_the_shipped_specs(name: str) -> None:
-    text = SHIPPED.read_text(encoding="utf-8")
+    text = text_of(SHIPPED)
     assert re.search(rf"^## .*`{name}\(", text, re.MULTILINE)
 
 
 def test_what_the_page_quotes_of_shipped_layouts_is_what_ships() -> None:
-    """Lines of docs/LAYOUTS.md are those of specs/, but for spaces and comments.
+    """Quoted lines are those of specs/, but for spaces and comments.
 
     One `let` is shortened.
     """
-    text = SHIPPED.read_text(encoding="utf-8")
+    text = text_of(SHIPPED)
     quoted = [m[1] for m in re.finditer(r"```ucpl layout\n(.*?)```", text, re.DOTALL)]
     assert len(quoted) > 5
 
@@ -224,7 +232,7 @@ def test_what_the_page_quotes_of_shipped_layouts_is_what_ships() -> None:
 
 
 def test_every_line_of_the_dictionary_is_a_line_of_the_language() -> None:
-    text = PAGE.read_text(encoding="utf-8").partition("## If you know other words")[2].partition("\n## ")[0]
+    text = text_of(PAGES).partition("## If you know other words")[2].partition("\n## ")[0]
     shown = " ".join(re.findall(r"^\|[^|]*\|([^|]*)\|$", text, re.MULTILINE))
     lines = [line for line in re.findall(r"`([^`]+)`", shown) if " = " in line]
     assert len(lines) >= 19
@@ -234,7 +242,7 @@ def test_every_line_of_the_dictionary_is_a_line_of_the_language() -> None:
 
 
 def test_every_shipped_file_and_every_framework_is_named() -> None:
-    text = PAGE.read_text(encoding="utf-8") + SHIPPED.read_text(encoding="utf-8")
+    text = text_of([*PAGES, *SHIPPED])
     assert [p.name for p in (ROOT / "specs").glob("*.ucpl") if f"specs/{p.name}" not in text] == []
     assert [name for name in formats() if f"`{name}`" not in text] == []
 

@@ -1,4 +1,4 @@
-"""Every block of docs/TUTORIAL.md, in order, in an empty folder.
+"""The blocks of docs/TUTORIAL.md, in order, with its scripts.
 
 The output is the page's; a line `...` means any lines. A command that is a verb or a script alone runs in this process,
 which has loaded torch already; lines of a shell run in one. `tests/interop/test_tutorial.py` runs the same with transformers.
@@ -12,6 +12,7 @@ import os
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -37,7 +38,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (program / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
         (program / name).chmod(0o755)
     home = tmp_path / "home"
-    home.mkdir()
+    shutil.copytree(ROOT / "examples" / "tutorial", home, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setenv("PATH", f"{program}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PYTHONUNBUFFERED", "1")  # errors in their place
@@ -75,8 +76,6 @@ def run(page: list[Block], home: Path, kinds: set[tuple[str, ...]]) -> list[str]
     ran = []
     for block in page:
         match block.info:
-            case ("python",):
-                (home / block.text.splitlines()[0].removeprefix("# ")).write_text(block.text)
             case ("ucpl", "file"):
                 (home / "glm4.ucpl").write_text(block.text)
             case ("ucpl", "append"):

@@ -20,8 +20,8 @@ FILES = [p for folder in ("specs", "benchmarks", "examples") for p in sorted((RO
 TEXTS = {p.relative_to(ROOT).as_posix(): p.read_text(encoding="utf-8") for p in FILES}
 TEXTS |= {
     str(b): b.text
-    for page in ("LANGUAGE.md", "REFERENCE.md")
-    for b in blocks(ROOT / "docs" / page)
+    for page in [ROOT / "docs/LANGUAGE.md", ROOT / "docs/REFERENCE.md", *sorted((ROOT / "docs/reference").glob("*.md"))]
+    for b in blocks(page)
     if b.info[:2] in (("ucpl", "cells"), ("ucpl", "file"))
 }
 
