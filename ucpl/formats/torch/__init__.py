@@ -9,7 +9,7 @@ from ucpl.registry import Format
 if TYPE_CHECKING:
     from ucpl.files.checkpoint import Framework
 
-_LAYOUTS = "one file of torch.save is plain(); files of your own need a layout with `framework torch()`"
+_LAYOUTS = "a file of torch.save is torch_file(); other files need a layout with `framework torch()`"
 
 
 class TorchFormat(Format):
