@@ -1,4 +1,4 @@
-"""Names for numbered parameters, by their shapes and the model's order.
+"""Names for numbered parameters: the caller's order, or shapes and the model's order.
 
 Optimizers number their parameters. A number has the shape of its states, and each group keeps the model's order. The search
 finds the only assignment, or shows that there is none or more than one.
@@ -6,11 +6,15 @@ finds the only assignment, or shows that there is none or more than one.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
+from ucpl.errors import Label, fail
+from ucpl.files.checkpoint import Order
 from ucpl.records import frozen
 
-__all__ = ["Shape", "Slots", "Unclear", "match"]
+__all__ = ["Shape", "Slots", "Unclear", "check_order", "match", "match_consecutive"]
 
 Shape = tuple[int, ...]
 STATES_MAX = 200_000  # of the search in `match`
@@ -94,3 +98,47 @@ def _unclear(
             return Unclear(True, name, tuple(sorted(places)))
         end = back[end][0][0]
     return Unclear(True)
+
+
+def match_consecutive(
+    names: Sequence[tuple[str, Shape]], groups: Sequence[Slots], cost: Callable[[Shape], int] = lambda _: 1
+) -> list[list[str]] | Unclear:
+    """`match` for groups that follow each other in the order of `names`."""
+    bounds = [0, *accumulate(group.room for group in groups)]
+
+    def group_at(at: int) -> tuple[int, int]:
+        g = bisect_right(bounds, at, 0, len(groups)) - 1
+        return g, at - bounds[g]
+
+    def fits(name: str, shape: Shape, at: int) -> bool:
+        g, inside = group_at(at)
+        return inside + cost(shape) <= groups[g].room and groups[g].fits(name, shape, inside)
+
+    made = match(names, [Slots(bounds[-1], fits)], cost)
+    if isinstance(made, Unclear):
+        places = tuple(group_at(at) if g >= 0 else (g, at) for g, at in made.places)
+        return Unclear(made.is_several, made.name, places)
+    out: list[list[str]] = [[] for _ in groups]
+    shapes = dict(names)
+    at = 0
+    for name in made[0]:
+        out[group_at(at)[0]].append(name)
+        at += cost(shapes[name])
+    return out
+
+
+# ---- the caller's order ----------------------------------------------------------------------------------------------
+
+
+def check_order(order: Order, names: Sequence[str], found: Sequence[str | None], kind: str, whose: Label) -> list[str]:
+    """The parameters of the caller's names.
+
+    found: the parameter of each name, or None. kind: the text for one of them. Raises: UcplError E466.
+    """
+    if None in found:
+        fail("E466", f"{order.origin} names {names[found.index(None)]}, which is no {kind}", whose)
+    owners = [name for name in found if name is not None]
+    doubled = next((name for name in owners if owners.count(name) > 1), None)
+    if doubled is not None:
+        fail("E466", f"{order.origin} names {doubled} twice", whose)
+    return owners

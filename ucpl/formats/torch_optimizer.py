@@ -8,13 +8,12 @@ more than one assignment remains, the optimizer is refused (E446).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from itertools import pairwise, permutations
+from itertools import permutations
 from math import prod
 from pathlib import Path
 from typing import NoReturn
 
-import numpy as np
-from attrs import evolve, field
+from attrs import field
 
 from ucpl.errors import Label, UcplError, fail, plural
 from ucpl.extents import Call, Counted, Extent, Key, ParameterGroup, Scalar, Step, TensorRef
@@ -27,7 +26,7 @@ from ucpl.files.torch_files import TorchFile
 from ucpl.files.unknown import unknown_keys
 from ucpl.files.values import Value
 from ucpl.formats.leaving import EMPTY, OPTIMIZER_VALUES, empty_tensors
-from ucpl.formats.matching import Shape, Slots, Unclear, match
+from ucpl.formats.matching import Shape, Slots, Unclear, check_order, match, match_consecutive
 from ucpl.formats.torch_dicts import Named, joined, named_tensors
 from ucpl.records import frozen
 
@@ -360,22 +359,13 @@ def _said(groups: list[_Group], model: Named, candidates: Mapping[str, Shape], o
     """Names by the caller's order, group after group."""
     rooms = [len(group.params) for group in groups]
     if not order.names:
-        bounds = np.cumsum([0, *rooms]).tolist()
-        shapes = [shape for group in groups for shape in group.shapes]
-        one = Slots(len(shapes), lambda _, shape, at: shapes[at] is None or shape in (shapes[at] or ()))
-        made = match([*candidates.items()], [one])
+        made = match_consecutive([*candidates.items()], [_slots(group) for group in groups])
         if isinstance(made, Unclear):
-            _reject(made, [_joined(groups)], candidates)
-        return [made[0][a:b] for a, b in pairwise(bounds)]
+            _reject(made, groups, candidates)
+        return made
     whose = Label(str(groups[0].value.path), where="param_groups") if groups else Label("<optimizer>")
     names = order.at(0) or ()
-    found = model.find_all(names)
-    if None in found:
-        fail("E466", f"{order.origin} names {names[found.index(None)]}, which is no tensor of the model", whose)
-    owners = [name for name in found if name is not None]
-    doubled = next((name for name in owners if owners.count(name) > 1), None)
-    if doubled is not None:
-        fail("E466", f"{order.origin} names {doubled} twice", whose)
+    owners = check_order(order, names, model.find_all(names), "tensor of the model", whose)
     if len(owners) != sum(rooms):
         fail("E466", f"{order.origin} has {plural(len(owners), 'name')}, and the optimizer {sum(rooms)} numbers", whose)
     rest = iter(owners)
@@ -390,15 +380,6 @@ def _said(groups: list[_Group], model: Named, candidates: Mapping[str, Shape], o
                     Label(str(group.value.path), where=group.where),
                 )
     return out
-
-
-def _joined(groups: list[_Group]) -> _Group:
-    first = groups[0]
-    return evolve(
-        first,
-        params=tuple(one for group in groups for one in group.params),
-        shapes=tuple(one for group in groups for one in group.shapes),
-    )
 
 
 def _reject(unclear: Unclear, groups: list[_Group], candidates: Mapping[str, Shape]) -> NoReturn:

@@ -209,6 +209,18 @@ def test_names_that_torch_keeps_identify_any_order(form: str, tmp_path: Path) ->
     assert [group["param_names"] for group in kept] == [["b.weight", "a.weight"], ["b.bias"]]
 
 
+def test_wrappers_are_no_part_of_names_that_torch_keeps(tmp_path: Path) -> None:
+    """A client optimizer has the parameters of the wrapped module; shapes alone gave two layers each other's states."""
+    order = [["b.weight", "a.weight", "c.weight", "b.bias", "a.bias"]]
+    source = saved(tmp_path / "s", order, "plain")
+    file = source / "global_step3" / "mp_rank_00_model_states.pt"
+    held = torch.load(file, weights_only=False)
+    held["optimizer"]["param_groups"][0]["param_names"] = [f"module.{name}" for name in order[0]]
+    torch.save(held, file)
+    assert members(api.open_checkpoint(source)) == order
+    check_moments(source, tmp_path, order)
+
+
 @pytest.mark.parametrize("fused", [0, 1])
 def test_what_is_written_names_its_numbers(fused: int, tmp_path: Path) -> None:
     source = saved(tmp_path / "s", EACH, "each")

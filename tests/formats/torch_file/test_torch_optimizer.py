@@ -134,6 +134,21 @@ def test_an_order_that_does_not_fit_is_refused(names: tuple[str, ...], word: str
     assert caught.value.diagnostics[0].code == "E466" and word in caught.value.diagnostics[0].message
 
 
+def test_an_order_of_the_model_that_is_unclear_is_refused_with_its_groups(tmp_path: Path) -> None:
+    """The numbers were those of one long group."""
+    model = nn.Sequential(*(nn.Linear(3, 3, bias=False) for _ in range(4)))
+    mine = [*model.parameters()]
+    optimizer = torch.optim.AdamW([{"params": mine[:2]}, {"params": mine[3:]}])
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    found = dicts_of(opened(tmp_path / "one.pt", {"model": model.state_dict(), "optimizer": optimizer.state_dict()}))
+    with pytest.raises(UcplError) as caught:
+        named_optimizers([found.optimizers["optimizer",]], named_tensors(found.models["model",]), Order((), "said"))
+    (one,) = caught.value.diagnostics
+    assert one.labels[0].text == "groups of [2, 1] parameters"
+    assert "`3.weight` may have no number, or number 0 of group 1" in one.message
+
+
 @pytest.mark.parametrize(
     ("wrap", "lead"),
     [

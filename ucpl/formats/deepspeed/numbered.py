@@ -7,7 +7,7 @@ module's order. If more than one way remains, the conversion stops.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import NoReturn
 
@@ -19,7 +19,8 @@ from ucpl.files.checkpoint import Order
 from ucpl.files.torch_files import TorchFile
 from ucpl.files.values import Value
 from ucpl.formats.deepspeed.module import RankModule
-from ucpl.formats.matching import Shape, Slots, Unclear, match
+from ucpl.formats.matching import Shape, Slots, Unclear, check_order, match, match_consecutive
+from ucpl.formats.torch_dicts import Named as Tensors
 from ucpl.records import frozen
 from ucpl.storage.reading import pread
 
@@ -67,6 +68,12 @@ class Numbered:
     @property
     def parameters(self) -> list[tuple[str, Shape]]:
         return [(name, self.module.shapes[name]) for name in self.module.parameters()]
+
+    def find_all(self, names: Sequence[str]) -> list[str | None]:
+        """The parameters of these names; None for a name of no parameter."""
+        module, known = self.module, {name for name, _ in self.parameters}
+        found = Tensors(module.tensors, {}, module.aliases, {}).find_all(names)
+        return [name if name in known else None for name in found]
 
     def cost(self, shape: Shape) -> int:
         """The units of a group that a parameter takes.
@@ -149,14 +156,8 @@ def _said(found: Numbered, order: Order) -> Named:
         fail("E466", f"{order.origin} says nothing of stage {found.stage}", whose)
     if _has_masters(found):  # which parameters without elements have none of
         names = tuple(name for name in names if name not in module.empty)
-    owners = [module.aliases.get(name, name) for name in names]
     known = dict(found.parameters)
-    for name, owner in zip(names, owners, strict=True):
-        if owner not in known:
-            fail("E466", f"{order.origin} names {name}, which is no parameter of the module", whose)
-    doubled = next((name for name in owners if owners.count(name) > 1), None)
-    if doubled is not None:
-        fail("E466", f"{order.origin} names {doubled} twice", whose)
+    owners = check_order(order, names, found.find_all(names), "parameter of the module", whose)
     if _has_masters(found) and sum(found.cost(known[n]) for n in owners) > sum(group.room for group in found.groups):
         return _one_behind_another(
             found, [(name, known[name]) for name in owners]
@@ -192,41 +193,12 @@ def _check_fitting(found: Numbered, order: Order, place: tuple[int, int], name: 
 
 def _one_behind_another(found: Numbered, listed: list[tuple[str, Shape]]) -> Named:
     """The groups' parameters in this order, with others (frozen) between them."""
-    bounds = [0]
-    for group in found.groups:
-        bounds.append(bounds[-1] + group.room)
-
-    def fits(name: str, shape: Shape, at: int) -> bool:
-        g = next(g for g in range(len(found.groups)) if at < bounds[g + 1])
-        if at + found.cost(shape) > bounds[g + 1]:
-            return False
-        return found.slots(contents)[g].fits(name, shape, at - bounds[g])
-
-    contents: _Contents | None = None
-    one = [Slots(bounds[-1], fits)]
-    made = match(listed, one, found.cost)
+    made = match_consecutive(listed, found.slots(), found.cost)
     if isinstance(made, Unclear) and made.is_several and _has_masters(found):
-        contents = _Contents(found)
-        made = match(listed, one, found.cost)
+        made = match_consecutive(listed, found.slots(_Contents(found)), found.cost)
     if isinstance(made, Unclear):
-        _reject(found, _placed(made, bounds))
-    out: Named = [[] for _ in found.groups]
-    at = 0
-    for name in made[0]:
-        out[next(g for g in range(len(found.groups)) if at < bounds[g + 1])].append(name)
-        at += found.cost(found.module.shapes[name])
-    return out
-
-
-def _placed(unclear: Unclear, bounds: list[int]) -> Unclear:
-    """Places among all groups as places in each."""
-    places = []
-    for g, at in unclear.places:
-        if g >= 0:
-            g = next(h for h in range(len(bounds) - 1) if at < bounds[h + 1])
-            at -= bounds[g]
-        places.append((g, at))
-    return Unclear(unclear.is_several, unclear.name, tuple(places))
+        _reject(found, made)
+    return made
 
 
 # ---- evidence in the files
@@ -284,10 +256,10 @@ def _of_param_names(found: Numbered) -> Named | None:
         stated = group.value.find("param_names")
         if stated is None or not isinstance(stated.held, list):
             return None
-        names = [found.module.aliases.get(name, name) for name in stated.texts()]
-        if any(name not in known for name in names):
-            return None  # names of another module, as one that wraps this
-        listed = [(name, known[name]) for name in dict.fromkeys(names)]
+        names = found.find_all(stated.texts())
+        if None in names:
+            return None  # names of another module
+        listed = [(name, known[name]) for name in dict.fromkeys(names) if name is not None]
         made = match(listed, [found.slots()[g]], found.cost)
         if isinstance(made, Unclear) and made.is_several and contents is not None:
             made = match(listed, [found.slots(contents)[g]], found.cost)
