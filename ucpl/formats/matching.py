@@ -1,4 +1,4 @@
-"""Names for numbered parameters: the caller's order, or shapes and the model's order.
+"""Names for numbered parameters, by an order or by their shapes.
 
 Optimizers number their parameters. A number has the shape of its states, and each group keeps the model's order. The search
 finds the only assignment, or shows that there is none or more than one.
