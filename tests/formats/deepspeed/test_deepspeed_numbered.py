@@ -210,7 +210,7 @@ def test_names_that_torch_keeps_identify_any_order(form: str, tmp_path: Path) ->
 
 
 def test_wrappers_are_no_part_of_names_that_torch_keeps(tmp_path: Path) -> None:
-    """A client optimizer has the parameters of the wrapped module; shapes alone gave two layers each other's states."""
+    """Shapes alone gave two layers each other's states."""
     order = [["b.weight", "a.weight", "c.weight", "b.bias", "a.bias"]]
     source = saved(tmp_path / "s", order, "plain")
     file = source / "global_step3" / "mp_rank_00_model_states.pt"
