@@ -15,7 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ucpl.extents import DTYPES, Call, Global, Size, StorageRef, TensorRef
+from ucpl.extents import DTYPES, Global, PickledCall, Size, StorageRef, TensorRef
 from ucpl.files.torch_files import layout_torch_file, read_torch_file
 from ucpl.runtime.crc import crc_of_zeros
 
@@ -167,7 +167,7 @@ def adam(group: Mapping[str, object], storages: Storages, numel: int) -> dict[st
     return {"state": {0: state}, "param_groups": [{**group, "params": [0]}]}
 
 
-def fragments(sizes: Mapping[str, int], low: int, high: int) -> Iterator[tuple[str, Call]]:
+def fragments(sizes: Mapping[str, int], low: int, high: int) -> Iterator[tuple[str, PickledCall]]:
     """Yield the tensors between two positions of the flat buffer.
 
     The same as DeepSpeed's `fragment_address`.
@@ -176,7 +176,7 @@ def fragments(sizes: Mapping[str, int], low: int, high: int) -> Iterator[tuple[s
     for name, size in sizes.items():
         first, last = max(at, low), min(at + size, high)
         if first < last:
-            yield name, Call(FRAGMENT, (), {}, True, {"numel": last - first, "start": first - low}, [], [])
+            yield name, PickledCall(FRAGMENT, (), {}, True, {"numel": last - first, "start": first - low}, [], [])
         at += size
 
 
@@ -203,9 +203,9 @@ def zero1(folder: Path, shapes: Shapes, files: int) -> None:
     (folder / "latest").write_text(STEP)
 
 
-def _by_rank(sizes: Mapping[str, int], share: int, ranks: int) -> list[OrderedDict[str, Call]]:
+def _by_rank(sizes: Mapping[str, int], share: int, ranks: int) -> list[OrderedDict[str, PickledCall]]:
     """Each rank's fragments, in one pass over the tensors."""
-    found: list[OrderedDict[str, Call]] = [OrderedDict() for _ in range(ranks)]
+    found: list[OrderedDict[str, PickledCall]] = [OrderedDict() for _ in range(ranks)]
     at = 0
     for name, size in sizes.items():
         for rank in range(at // share, -(-(at + size) // share)):

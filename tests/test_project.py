@@ -238,6 +238,8 @@ SHARE_OF_LONG_SIGNATURES = 0.02
 FUNCTION_LINES_MAX = 80
 CLASS_LINES_MAX = 500
 MODULE_LINES_MIN = 60  # of a module with one importer
+CLASS_NAMES_TWICE_MAX = 23  # a word of the language: its node, and its resolved form
+CLASSES_OF_TWO_MODULES = {"Report", "UcplCallback"}  # public names: of `execute` and `roundtrip`, of two frameworks
 
 
 @pytest.fixture(scope="module")
@@ -337,6 +339,18 @@ def test_functions_and_classes_are_short(parsed: dict[str, ast.Module]) -> None:
                 case ast.ClassDef() if lines_of(node) > CLASS_LINES_MAX:
                     found[path, node.name] = lines_of(node)
     assert found == {}
+
+
+def test_a_class_name_has_one_meaning(parsed: dict[str, ast.Module]) -> None:
+    """Private classes have the names that their modules need."""
+    found: dict[str, set[str]] = {}
+    for path, tree in parsed.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, set()).add(path)
+    several = {name for name, paths in found.items() if len(paths) > 1 and "ucpl/language/nodes.py" not in paths}
+    assert several == CLASSES_OF_TWO_MODULES, "two ideas with one name: rename one of them"
+    assert sum(len(paths) > 1 for paths in found.values()) <= CLASS_NAMES_TWICE_MAX
 
 
 def importers_of(parsed: dict[str, ast.Module]) -> dict[str, set[str]]:

@@ -24,7 +24,7 @@ import ucpl
 from tests.cli.command import FIXTURES, ROOT
 from tests.cli.command import ucpl as command
 from ucpl.api import open_checkpoint
-from ucpl.extents import Call, Global
+from ucpl.extents import Global, PickledCall
 
 UNIVERSAL = next((ROOT / "tests" / "fixtures" / "universal" / "z1_dp4").glob("*_universal"))
 TYPES = {"bf16=1": torch.bfloat16, "fp16=1": torch.float16, "bf16=0": torch.float32}
@@ -88,7 +88,7 @@ def model_states(target: Path) -> dict[str, Any]:
 def scaler_of(target: Path) -> tuple[str, dict[object, object], dict[str, object]]:
     blobs = open_checkpoint(target).state.blobs
     found = blobs["loss_scaler"]
-    assert isinstance(found, Call) and isinstance(found.function, Global)
+    assert isinstance(found, PickledCall) and isinstance(found.function, Global)
     assert isinstance(found.state, dict)
     return found.function.name, found.state, blobs
 

@@ -20,7 +20,7 @@ from tests.interop.conftest import unproved
 from ucpl import registry
 from ucpl.errors import catalogue
 from ucpl.language import nodes, parse
-from ucpl.registry.support import Claim, Entry, Row, Standing, Support, support, support_of
+from ucpl.registry.support import Claim, Standing, Support, SupportEntry, SupportRow, support, support_of
 from ucpl.resources import spec_files
 
 FOUND = read_capabilities()
@@ -99,9 +99,9 @@ def test_a_form_of_another_form_is_refused(change: dict[str, Any], wrong: str) -
         "releases": [],
     }
     good: dict[str, Any] = {**entry, "row": [{"id": "a", "checkpoint": "b", "both": {"is": "no"}}]}
-    assert support_of("x", cast(Entry, good)).read is Standing.NO
+    assert support_of("x", cast(SupportEntry, good)).read is Standing.NO
     with pytest.raises((KeyError, TypeError, ValueError), match=wrong):
-        support_of("x", cast(Entry, {**good, **change}))
+        support_of("x", cast(SupportEntry, {**good, **change}))
 
 
 @pytest.mark.parametrize(("claim", "by"), CLAIMS)
@@ -174,7 +174,9 @@ def test_a_run_is_held_against_the_list() -> None:
 
 
 def test_a_row_of_the_page_says_what_its_entry_says() -> None:
-    row = Row("a", "`a|b`", Claim(Standing.REFUSED, codes=("E457", "E473")), Claim(Standing.PROVED, note=", once"))
+    row = SupportRow(
+        "a", "`a|b`", Claim(Standing.REFUSED, codes=("E457", "E473")), Claim(Standing.PROVED, note=", once")
+    )
     text = markdown((Support("x", 1, "an x", "f", ("y", "z"), ("weights",), (), ("x 1.0",), (row,)),))
     assert "| `x`: an x | `y`, `z` | weights |  | x 1.0 |" in text and "\n## An x\n" in text
     assert r"| `a\|b` | refused (E457, E473) | proved, once |" in text and "ZeRO-1" not in text

@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import evolve
 
-from ucpl.extents import Call, Extent, Global, StorageRef, TensorRef
+from ucpl.extents import Extent, Global, PickledCall, StorageRef, TensorRef
 from ucpl.files.carrying import Storages, by_place, lifted, mapped, origin_of, strides
 from ucpl.files.pickles import attributes_of, set_attributes
 
@@ -82,7 +82,9 @@ def test_what_is_shared_stays_shared_and_cycles_stay_cycles() -> None:
     cycle.append(cycle)
     ordered: OrderedDict[str, Any] = OrderedDict(a=shared)
     set_attributes(ordered, {"of": REF, "list": shared})
-    call = Call(Global("m", "C"), (shared,), {"k": REF}, state={"s": REF}, list_items=[REF], dict_items=[(1, shared)])
+    call = PickledCall(
+        Global("m", "C"), (shared,), {"k": REF}, state={"s": REF}, list_items=[REF], dict_items=[(1, shared)]
+    )
     back: Any = mapped([cycle, ordered, call, evolve(REF, attributes={"in": REF})], renamed)
     again, turned, called, holder = back
     assert again[3] is again and again[0] is again[1][0] is again[2]["k"] is turned["a"] is called.args[0]

@@ -18,7 +18,7 @@ from hypothesis import given
 
 from tests.files.values import FIXTURES, assert_same, made_up, values
 from ucpl.errors import UcplError
-from ucpl.extents import BY_TORCH, Call, Global, Size, StorageRef, TensorRef, TorchDType
+from ucpl.extents import BY_TORCH, Global, PickledCall, Size, StorageRef, TensorRef, TorchDType
 from ucpl.files.pickles import attributes_of, dump_pickle, dumps, loads, unsafe_globals, walk
 
 
@@ -74,12 +74,12 @@ def test_a_tuple_that_holds_itself_by_a_list() -> None:
 
 
 def test_an_object_that_holds_itself() -> None:
-    thing = Call(Global("made_up", "Thing"), (), new=True)
+    thing = PickledCall(Global("made_up", "Thing"), (), new=True)
     thing.state = {"me": thing, "all": {thing}}
     read: Any = loads(dumps(thing))
     assert read.state["me"] is read and read.state["all"] == {read}
     by_argument: list[Any] = []
-    call = Call(Global("made_up", "make"), (by_argument,))
+    call = PickledCall(Global("made_up", "make"), (by_argument,))
     by_argument.append(call)
     read = loads(dumps(call))
     assert read.args[0][0].args[0] is read.args[0] or read.args[0][0] is read
@@ -160,7 +160,7 @@ def test_tensors_sizes_and_dtypes_become_records() -> None:
     assert read["size"] == Size([12]) and type(read["size"]) is Size
     assert read["dtypes"] == [TorchDType(dtype.name) for dtype in BY_TORCH.values()]
     assert read["u16"].storage.dtype == "u16" and read["u16"].storage.numel == 3
-    assert isinstance(read["device"], Call)
+    assert isinstance(read["device"], PickledCall)
     assert unsafe_globals(read) == []
 
 
@@ -174,7 +174,7 @@ def torch_pickle(value: Any) -> bytes:
 
 def test_a_conjugate_view_is_no_plain_tensor() -> None:
     read: Any = loads(torch_pickle(torch.zeros(2, dtype=torch.complex64).conj()))
-    assert isinstance(read, Call) and read.function == Global("torch._utils", "_rebuild_tensor_v2")
+    assert isinstance(read, PickledCall) and read.function == Global("torch._utils", "_rebuild_tensor_v2")
     assert_same(read, loads(dumps(read)))
 
 
@@ -203,7 +203,7 @@ def test_unsafe_globals_are_those_that_torch_refuses() -> None:
 def test_what_cannot_be_written_says_where() -> None:
     with pytest.raises(UcplError, match=r"E440.*builtins\.object.*a/1"):
         dumps({"a": [0, object()]})
-    for bad in (Global("a\nb", "c"), Global("a", "b c"), Call(Global("a", "b"), (), {"k": 1}), Colour.RED):
+    for bad in (Global("a\nb", "c"), Global("a", "b c"), PickledCall(Global("a", "b"), (), {"k": 1}), Colour.RED):
         with pytest.raises(UcplError, match="E440"):
             dumps(bad)
     deep: Any = []
@@ -220,7 +220,7 @@ def test_storages_are_listed_in_the_order_of_the_pickle() -> None:
 
 
 def test_walking_names_every_value() -> None:
-    value = {"a": [1, {"b": 2}], 3: Call(Global("m", "C"), (4,), state={"s": 5})}
+    value = {"a": [1, {"b": 2}], 3: PickledCall(Global("m", "C"), (4,), state={"s": 5})}
     found = {key: part for key, part in walk(value) if isinstance(part, int)}
     assert found == {("a", 0): 1, ("a", 1, "b"): 2, (3, "@args", 0): 4, (3, "@state", "s"): 5}
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ucpl.errors import UcplError
-from ucpl.extents import Call, Global, Size, StorageRef, TensorRef
+from ucpl.extents import Global, PickledCall, Size, StorageRef, TensorRef
 from ucpl.files.values import Empty, Value, kind_text
 
 TENSOR = TensorRef(StorageRef("0", "f32", 6), 0, (2, 3), (3, 1))
@@ -74,7 +74,7 @@ def test_what_is_as_asked_is_given() -> None:
     [
         ("x" * 100, f"the text '{'x' * 60}'..."),
         (TENSOR, "a tensor of shape [2, 3]"),
-        (Call(Global("m", "C")), "an object of m.C"),
+        (PickledCall(Global("m", "C")), "an object of m.C"),
         (b"raw", "a bytes"),
         (frozenset({1}), "a frozenset of 1"),
     ],

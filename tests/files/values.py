@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from ucpl.extents import DTYPES, Call, Global, Size, StorageRef, TensorRef, TorchDType
+from ucpl.extents import DTYPES, Global, PickledCall, Size, StorageRef, TensorRef, TorchDType
 from ucpl.files.inert import LEAVES, set_attributes, steps_of
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -113,7 +113,7 @@ def assert_tells(ours: Any, theirs: Any, tensors: Any, where: str = "") -> int:
         assert same_bits(got, theirs), where
         assert (ours.attributes or {}) == dict(theirs.__dict__), where
         return 1
-    if kind is Call:
+    if kind is PickledCall:
         assert ours.function.name.endswith(type(theirs).__name__), where
         state = ours.state if isinstance(ours.state, dict) else {}
         return sum(assert_tells(state[name], vars(theirs)[name], tensors, f"{where}.{name}") for name in state)
@@ -123,7 +123,7 @@ def assert_tells(ours: Any, theirs: Any, tensors: Any, where: str = "") -> int:
         return sum(
             assert_tells(a, b, tensors, f"{where}/{key}")
             + (assert_tells(key, other, tensors, where) if isinstance(key, tuple) else 0)
-            + (0 if isinstance(key, Call | tuple) else int(key != other))
+            + (0 if isinstance(key, PickledCall | tuple) else int(key != other))
             for (key, a), (other, b) in pairs
         )
     if kind in (list, tuple):
@@ -213,7 +213,7 @@ def _containers(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     lists = st.lists(children, max_size=5)
     dicts = st.dictionaries(keys, children, max_size=5)
     calls = st.builds(
-        Call,
+        PickledCall,
         made_up,
         lists.map(tuple),
         new=st.booleans(),
@@ -221,7 +221,9 @@ def _containers(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         list_items=lists,
         dict_items=st.lists(st.tuples(children, children), max_size=3),
     )
-    with_names = st.builds(Call, made_up, lists.map(tuple), st.dictionaries(names, children, min_size=1), st.just(True))
+    with_names = st.builds(
+        PickledCall, made_up, lists.map(tuple), st.dictionaries(names, children, min_size=1), st.just(True)
+    )
     ordered = st.builds(
         _ordered, st.lists(st.tuples(keys, children), max_size=4), st.dictionaries(names, children, max_size=2)
     )

@@ -14,7 +14,7 @@ from typing import Any
 
 from attrs import define, evolve, field
 
-from ucpl.extents import Call, Global, Size, StorageRef, TensorRef, TorchDType
+from ucpl.extents import Global, PickledCall, Size, StorageRef, TensorRef, TorchDType
 
 LONELY = "\ud800"  # half of a character
 NAMES: tuple[Any, ...] = (
@@ -55,8 +55,15 @@ VALUES: tuple[Callable[[], Any], ...] = (
     *(list, dict, set, OrderedDict, _cycle, lambda: bytearray(b"x"), lambda: slice(1, 2, None)),
     *(lambda: [0], lambda: [1, 2], lambda: ["a"], lambda: [[]], lambda: [{}], lambda: [None], lambda: {"a": 1}),
     *(lambda: {0: {}}, lambda: {"enabled": True}, lambda: [{"params": [0]}], lambda: {"state": {}, "param_groups": []}),
-    *(lambda: TorchDType("bf16"), lambda: Global("os", "system"), lambda: Call(Global("builtins", "eval"), ("1",))),
-    *(lambda: Call(Global("collections", "Counter"), ({"a": 1},)), lambda: Call(Global("a", "B"), new=True, state=[1])),
+    *(
+        lambda: TorchDType("bf16"),
+        lambda: Global("os", "system"),
+        lambda: PickledCall(Global("builtins", "eval"), ("1",)),
+    ),
+    *(
+        lambda: PickledCall(Global("collections", "Counter"), ({"a": 1},)),
+        lambda: PickledCall(Global("a", "B"), new=True, state=[1]),
+    ),
 )
 
 
@@ -81,12 +88,12 @@ class Kept:
     bends: bool = False  # whether a tensor was put there that its file does not have
 
     def keep(self, container: Any) -> None:
-        held = evolve(container) if type(container) is Call else container.copy()
+        held = evolve(container) if type(container) is PickledCall else container.copy()
         self.before.append((container, held))
 
     def mend(self) -> None:
         for container, held in reversed(self.before):
-            if type(container) is Call:
+            if type(container) is PickledCall:
                 container.args, container.state = held.args, held.state
                 container.list_items, container.dict_items = held.list_items, held.dict_items
             else:
@@ -208,7 +215,7 @@ def _near(rng: Random, value: Any) -> Any:
                     TensorRef(StorageRef(storage.name, "u8", storage.numel), 0, (1,), (1,)),
                 )
             )
-        case Call():
+        case PickledCall():
             return rng.choice((value.state, value.args, value.function, list(value.args)))
         case _:
             return None
@@ -219,17 +226,17 @@ def _steps(value: Any) -> list[Any]:
         return list(value)
     if type(value) is list:
         return list(range(len(value)))
-    if type(value) is Call:
+    if type(value) is PickledCall:
         return [name for name in ("args", "state", "list_items", "dict_items") if getattr(value, name)]
     return []
 
 
 def _part(container: Any, key: Any) -> Any:
-    return getattr(container, key) if type(container) is Call else container[key]
+    return getattr(container, key) if type(container) is PickledCall else container[key]
 
 
 def _put(container: Any, key: Any, value: Any) -> None:
-    if type(container) is not Call:
+    if type(container) is not PickledCall:
         container[key] = value
     elif key == "args":
         container.args = tuple(value) if isinstance(value, list | tuple) else (value,)
@@ -240,7 +247,7 @@ def _put(container: Any, key: Any, value: Any) -> None:
 
 
 def _drop(container: Any, key: Any) -> None:
-    if type(container) is Call:
+    if type(container) is PickledCall:
         _put(container, key, [])
     else:
         del container[key]
@@ -254,7 +261,7 @@ class Short(reprlib.Repr):
 
     maxlevel = 3
 
-    def repr_Call(self, value: Call, level: int) -> str:
+    def repr_Call(self, value: PickledCall, level: int) -> str:
         return f"Call({value.function!r}, ...)"
 
     def repr_OrderedDict(self, value: OrderedDict[Any, Any], level: int) -> str:

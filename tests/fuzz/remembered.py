@@ -14,7 +14,7 @@ from attrs import define, evolve, field
 
 from ucpl.extents import Extent, Key
 from ucpl.files import torch_files
-from ucpl.files.pickle_runs import Runs
+from ucpl.files.pickle_runs import PickleRuns
 from ucpl.files.pickles import Pickle, load_pickle
 from ucpl.files.torch_files import TorchFile, read_torch_file
 from ucpl.formats import opening
@@ -108,7 +108,7 @@ class Remembered:
             self.chunks[chunks.root, name] = (stored, dict(made))
         return made
 
-    def load(self, data: bytes, file: str, *, runs: Runs | None = None) -> Pickle:
+    def load(self, data: bytes, file: str, *, runs: PickleRuns | None = None) -> Pickle:
         return Pickle(self.pickled, (), ()) if self.is_pickled else load_pickle(data, file, runs=runs)
 
     def extents_of(self, part: TorchFile) -> tuple[Extent, ...]:

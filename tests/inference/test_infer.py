@@ -12,7 +12,7 @@ from attrs import evolve
 
 from tests.inference.facts import checkpoint, with_parallel, with_state
 from ucpl.errors import UcplError
-from ucpl.extents import Counted, Flat, NamedTensor, ParameterGroup
+from ucpl.extents import Counted, FlatBuffer, NamedTensor, ParameterGroup
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.inference.infer import inherited_settings, layout_name, model_of, state_dtypes, stated_of
 from ucpl.language import nodes, parse, parse_call, print_file
@@ -77,8 +77,8 @@ def test_the_layout_is_the_framework_s() -> None:
 
 
 def test_flats_are_those_of_the_rank_and_the_bucket_in_the_order_of_buckets() -> None:
-    def flat(bucket: int, tp: int) -> Flat:
-        return Flat(bucket, str(bucket), {"tp": tp}, ((f"t{bucket}{tp}", (2,)),), (0,), 2)
+    def flat(bucket: int, tp: int) -> FlatBuffer:
+        return FlatBuffer(bucket, str(bucket), {"tp": tp}, ((f"t{bucket}{tp}", (2,)),), (0,), 2)
 
     found = stated_of(with_parallel(known(), flats=(flat(11, 0), flat(2, 0), flat(2, 1), flat(11, 1))))
     assert found("f", "state", {"tp": 0}) == [[("t20", (2,))], [("t110", (2,))]]

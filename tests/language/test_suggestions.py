@@ -12,7 +12,7 @@ from ucpl.extents.dtypes import DTYPES
 from ucpl.language import parse, parse_call
 from ucpl.language.foreign_words import table, words
 from ucpl.language.forms import forms
-from ucpl.language.suggestions import Row, rows
+from ucpl.language.suggestions import SuggestionRow, rows
 from ucpl.language.words import ELEMENT_TYPES, LAYOUT_WORDS, MODEL_WORDS
 from ucpl.resources import VERSIONS
 
@@ -43,7 +43,7 @@ def remedy(line: str, place: str, version: int = 1) -> str:
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row.example)
-def test_each_row_offers_its_line(row: Row) -> None:
+def test_each_row_offers_its_line(row: SuggestionRow) -> None:
     version = row.version or 1
     why, _, offered = remedy(row.example, row.place[0], version).partition("\nwrite: ")
     assert row.why[:20] in why

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from ucpl.placement.cells import (
     Cells,
     Concat,
+    DimRange,
     Labelled,
     Padding,
     Product,
-    Range,
     Same,
     cut,
     padding_of,
@@ -27,7 +27,7 @@ PAD = "padding"
 def listed(cells: Cells) -> list[Any]:
     """Each cell: a sorted tuple of (dim, index), or PAD."""
     match cells:
-        case Range():
+        case DimRange():
             return [((cells.dim, i),) for i in range(cells.low, cells.high)]
         case Padding():
             return [PAD] * cells.count
@@ -45,7 +45,7 @@ def listed(cells: Cells) -> list[Any]:
 
 
 def ranges(dim: str) -> st.SearchStrategy[Cells]:
-    return st.builds(lambda a, n: Range(dim, a, a + n), st.integers(0, 3), st.integers(0, 3))
+    return st.builds(lambda a, n: DimRange(dim, a, a + n), st.integers(0, 3), st.integers(0, 3))
 
 
 def trees(dims: str) -> st.SearchStrategy[Cells]:

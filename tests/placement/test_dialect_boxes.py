@@ -11,14 +11,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ucpl.placement.dialect_boxes import Piece, piece_of, through
+from ucpl.placement.dialect_boxes import DialectPiece, piece_of, through
 
 Sizes = tuple[int, int, int, int]
 
 
 def fused(
     sizes: Sizes,
-) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.int64]], list[tuple[str, Piece]], dict[str, object]]:
+) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.int64]], list[tuple[str, DialectPiece]], dict[str, object]]:
     """Query, key and value of g groups in one matrix.
 
     Also the elements that each of them has in it.

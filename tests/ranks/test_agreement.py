@@ -25,7 +25,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 import ucpl
 from tests.forking import run_all
 from ucpl.errors import UcplError
-from ucpl.live.agreement import Ranks
+from ucpl.live.agreement import JobRanks
 from ucpl.ranks.exchange import Exchange
 from ucpl.ranks.storage_reader import StorageReader
 
@@ -295,7 +295,7 @@ def test_a_rank_that_dies_ends_the_other(tmp_path):
 
 
 def test_a_process_without_a_group_agrees_with_itself():
-    ranks = Ranks.of()
+    ranks = JobRanks.of()
     assert (ranks.rank, ranks.size, ranks.all(5), ranks.all_agree(False)) == (0, 1, [5], False)
     with pytest.raises(ValueError, match="mine"), ranks.agreeing():
         raise ValueError("mine")

@@ -20,7 +20,7 @@ from tests.runtime.world import Stored, Torch, bits_of, copies, moves, plan_of, 
 from ucpl.errors import UcplError
 from ucpl.extents import StoredTensor
 from ucpl.ranks import job
-from ucpl.ranks.job import Job
+from ucpl.ranks.job import StoreGroup
 from ucpl.runtime import buffers, execute
 from ucpl.runtime.buffers import MEMORY_MIN
 from ucpl.runtime.failpoints import set_failpoints
@@ -51,7 +51,7 @@ def together(size: int, act, ranks=None):
     ends: list[Any] = [None] * size
 
     def one(rank):
-        team = Job(store, rank, size)
+        team = StoreGroup(store, rank, size)
         patience = job.GONE
         try:
             ends[rank] = act(rank, team)
@@ -200,8 +200,8 @@ def test_a_store_that_is_gone_ends_a_rank():
             super().set(key, value)
 
     store = Broken()
-    threading.Thread(target=Job, args=(store, 1, 2), daemon=True).start()
-    team = Job(store, 0, 2)
+    threading.Thread(target=StoreGroup, args=(store, 1, 2), daemon=True).start()
+    team = StoreGroup(store, 0, 2)
     store.broken = True
     with pytest.raises(UcplError) as caught:
         team.all("anything")

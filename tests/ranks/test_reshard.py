@@ -26,7 +26,7 @@ from ucpl.layout import Layout
 from ucpl.placement import locate
 from ucpl.planning.nets import net_json
 from ucpl.ranks.exchange import dtype_of, put, seen, windows_of
-from ucpl.ranks.rank_graph import Message, Part, RankGraph, parse_request, rank_graph, request
+from ucpl.ranks.rank_graph import Message, MessagePart, RankGraph, parse_request, rank_graph, request
 from ucpl.ranks.remote_boxes import Name, Piece, RemoteBox, Transfer, pieces_of
 from ucpl.ranks.reshard import _device, _given, _names, _Work, reshard
 from ucpl.tables.operations import net_text
@@ -158,7 +158,7 @@ def test_messages_are_bounded_and_have_every_element_once_in_its_order(some, mos
 def test_a_box_is_split_along_its_first_dims_and_keeps_its_place_in_the_message():
     source = RemoteBox(("s", ("k",)), "f32", (6, 5), 3, (10, 1))
     a, message = torch.arange(100), torch.zeros(40, dtype=torch.int64)
-    for part in Part(Message(1, "f32", 40), 7, source).split(4):
+    for part in MessagePart(Message(1, "f32", 40), 7, source).split(4):
         assert part.box.elements <= 4
         message[part.begin : part.begin + part.box.elements] = seen(a, part.box).reshape(-1)
     assert torch.equal(message[7:37].view(6, 5), seen(a, source))

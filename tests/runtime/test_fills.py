@@ -25,7 +25,7 @@ from ucpl.errors import UcplError
 from ucpl.extents import StoredTensor
 from ucpl.planning import Plan, load_plan, plan_bytes, save_plan
 from ucpl.runtime.identity import digest_of_plan
-from ucpl.tables import Side
+from ucpl.tables import MoveSide
 from ucpl.tables.operations import Fill
 
 SOURCE = Path(__file__).resolve().parents[1] / "fixtures" / "deepspeed" / "z1_dp4"
@@ -65,7 +65,7 @@ def test_what_the_table_says_is_filled(tmp_path: Path, memory: int) -> None:
 
         It has fifteen elements, and fifteen of the copy before it.
         """
-        boxes = Side(np.array([-1]), np.array([70]), np.array([[30]]), np.array([[1]]))
+        boxes = MoveSide(np.array([-1]), np.array([70]), np.array([[30]]), np.array([[1]]))
         return evolve(fill, boxes=boxes, value=2.5)
 
     run(with_fills(plan, last), source, tmp_path / "elsewhere", memory=memory)
@@ -86,7 +86,7 @@ def test_a_tile_that_is_copied_in_one_is_filled_where_the_table_says(tmp_path: P
     target = StoredTensor("d.pt", ("x",), "f32", (20_000,), "weight", "x")
     rows = [(0, 0, 0, (b - a,), a, (1,), a, (1,)) for a, b in pairwise(cuts)]
     plan = plan_of([stored(extent)], [target], moves("copy", rows))
-    early = Side(np.array([-1]), np.array([500]), np.array([[5_000]]), np.array([[1]]))
+    early = MoveSide(np.array([-1]), np.array([500]), np.array([[5_000]]), np.array([[1]]))
     run(with_fills(plan, lambda f: evolve(f, boxes=early, value=1.5)), source, tmp_path / "out", memory=1 << 18)
     found = read_target(tmp_path / "out", "d.pt")["x"]
     assert (found[500:5_500].view("<f4") == 1.5).all() and not found[15_000:].any()
@@ -134,7 +134,7 @@ def test_what_leaves_its_tensor_is_refused_and_the_step_of_one_element_is_nobody
     def other(offset: int, shape: list[int], step: list[int]) -> Callable[[Fill], Fill]:
         """The first fifteen, and then a box of another make."""
         boxes = [([-1], [0], [[15]], [[1]]), ([-1], [offset], [shape], [step])]
-        return lambda fill: evolve(fill, boxes=Side.concat([Side(*map(np.array, box)) for box in boxes]))
+        return lambda fill: evolve(fill, boxes=MoveSide.concat([MoveSide(*map(np.array, box)) for box in boxes]))
 
     for change in (other(90, [15], [1]), other(85, [3, 5], [40, 1]), other(85, [5, 3], [1 << 60, 1])):
         with pytest.raises(UcplError) as caught:

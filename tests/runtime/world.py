@@ -15,7 +15,7 @@ from ucpl.files.checkpoint import Carried, Checkpoint, Skeleton, SkeletonFile
 from ucpl.files.demands import Demands
 from ucpl.files.torch_files import read_torch_file
 from ucpl.planning import Plan, Runs
-from ucpl.tables import Side, gaps
+from ucpl.tables import MoveSide, gaps
 from ucpl.tables.operations import Fill, Split, Write
 
 
@@ -150,7 +150,7 @@ def filled(plan: Plan) -> Plan:
     targets = [(t, tensor.numel) for t, tensor in enumerate(plan.targets) if tensor.shares is None]
     homes, numel = np.array(targets, np.int64).reshape(-1, 2).T
     splits = [n for n in plan.nodes if isinstance(n, Split)]
-    boxes = gaps(Side.concat(n.boxes for n in splits), homes, numel, plan.spaces[1])
+    boxes = gaps(MoveSide.concat(n.boxes for n in splits), homes, numel, plan.spaces[1])
     if len(boxes):
         (write,) = (n for n in plan.nodes if isinstance(n, Write))
         plan.net.add_edge(Fill("all", "", boxes.elements, boxes), write)

@@ -27,7 +27,7 @@ import ucpl
 from tests.files.values import FIXTURES, assert_same
 from tests.sabotage.cost import soon
 from ucpl.errors import UcplError
-from ucpl.extents import Call, Global
+from ucpl.extents import Global, PickledCall
 from ucpl.files.inert import HOLDERS
 from ucpl.files.pickles import dumps, loads, unsafe_globals, walk
 from ucpl.files.torch_files import read_torch_file
@@ -58,7 +58,7 @@ def test_code_is_not_run(tmp_path: Path, protocol: int) -> None:
     read: Any = loads(pickle.dumps(attack, protocol))
     assert not mark.exists()
     call = read["w"]
-    assert isinstance(call, Call) and call.function == Global(os.system.__module__, "system")
+    assert isinstance(call, PickledCall) and call.function == Global(os.system.__module__, "system")
     assert f"{os.system.__module__}.system" in unsafe_globals(read)
     dumps(read)
     assert not mark.exists()
@@ -86,7 +86,7 @@ def test_calls_of_calls_stay_inert() -> None:
         + b"\x85R."
     )
     read = loads(data)
-    assert isinstance(read, Call) and isinstance(read.function, Call)
+    assert isinstance(read, PickledCall) and isinstance(read.function, PickledCall)
     assert read.function.function == Global("builtins", "getattr")
     assert {"builtins.__import__", "builtins.getattr"} <= set(unsafe_globals(read))
 

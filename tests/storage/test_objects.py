@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from obstore.store import MemoryStore
 
-from ucpl.storage.objects import PART_MIN, Entry, OfObstore, TagDiffers, objects_at, part_size, read_whole
+from ucpl.storage.objects import PART_MIN, ObjectEntry, OfObstore, TagDiffers, objects_at, part_size, read_whole
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_files_and_texts_go_up_by_part(
     objects.put_file("file", tmp_path / "file")
     objects.put("text", data)
     for key in ("file", "text"):
-        assert read_whole(objects, Entry(key, size, "", 0)) == data
+        assert read_whole(objects, ObjectEntry(key, size, "", 0)) == data
     assert objects.counted.written == 2 * size
 
 

@@ -6,12 +6,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ucpl.tables import Moves, Side, Space, expanded, gaps
+from ucpl.tables import Moves, MoveSide, Space, expanded, gaps
 
 SPACE = Space(12)
 
 
-def places(boxes: Side) -> list[int]:
+def places(boxes: MoveSide) -> list[int]:
     """Every element of every box."""
     out: list[int] = []
     for offset, shape, stride in zip(boxes.offset.tolist(), boxes.shape, boxes.stride, strict=True):
@@ -19,11 +19,11 @@ def places(boxes: Side) -> list[int]:
     return out
 
 
-def side(rows: list[tuple[int, tuple[int, ...], tuple[int, ...]]]) -> Side:
+def side(rows: list[tuple[int, tuple[int, ...], tuple[int, ...]]]) -> MoveSide:
     wide = max((len(s) for _, s, _ in rows), default=1)
     shape = np.array([(*s, *(1,) * (wide - len(s))) for _, s, _ in rows], np.int64).reshape(-1, wide)
     stride = np.array([(*s, *(1,) * (wide - len(s))) for _, _, s in rows], np.int64).reshape(-1, wide)
-    return Side(np.zeros(len(rows), np.int64), np.array([o for o, _, _ in rows], np.int64), shape, stride)
+    return MoveSide(np.zeros(len(rows), np.int64), np.array([o for o, _, _ in rows], np.int64), shape, stride)
 
 
 @given(st.data())

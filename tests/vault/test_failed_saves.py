@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 import ucpl
 from tests.vault.states import Truth
 from ucpl.errors import UcplError
-from ucpl.storage.vaults.domains import Domain, hold_lock
+from ucpl.storage.vaults.domains import LocalDomain, hold_lock
 from ucpl.vault import Vault
 from ucpl.vault.persist import persist
 from ucpl.vault.server import Server
@@ -246,7 +246,7 @@ def test_a_server_that_lives_is_waited_for(tmp_path, caplog):
 
 def test_who_looks_keeps_nobody_out(vault):
     """A lock that is only tested is soon free again."""
-    here = Domain(vault.home, 0)
+    here = LocalDomain(vault.home, 0)
     looking = hold_lock(here.lock("r0"), wait=0)
     looking.__enter__()
     timer = threading.Timer(0.1, lambda: looking.__exit__(None, None, None))

@@ -25,7 +25,7 @@ from ucpl.cli import main
 from ucpl.storage.vaults import manifest_cache, remote_domain
 from ucpl.storage.vaults.checksummed_text import seal, unseal
 from ucpl.storage.vaults.committed import get_commits, read_job
-from ucpl.storage.vaults.records import File
+from ucpl.storage.vaults.records import SavedFile
 from ucpl.vault import Vault, peers
 
 
@@ -123,16 +123,16 @@ def test_who_saves_or_votes_takes_no_files_apart(tmp_path: Path, monkeypatch: py
     Only a committer and a reader need it.
     """
     apart: list[object] = []
-    of = File.of
+    of = SavedFile.of
 
-    def counted(value: object, arena: int) -> File:
+    def counted(value: object, arena: int) -> SavedFile:
         apart.append(value)
         return of(value, arena)
 
     with job(tmp_path / "job", 3, "raim5", each=2) as here:
         here.save(1)
         here.turn()
-        monkeypatch.setattr(File, "of", counted)
+        monkeypatch.setattr(SavedFile, "of", counted)
         manifest_cache._folders.clear()  # as in a process of its own, each of them
         manifest_cache._same.clear()
         here.writers[3].save(2, None)

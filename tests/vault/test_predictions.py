@@ -16,7 +16,7 @@ import torch
 import ucpl
 from tests.vault.states import JOB, Truth, call, memory
 from ucpl.cli import main
-from ucpl.storage.vaults.domains import Domain
+from ucpl.storage.vaults.domains import LocalDomain
 from ucpl.storage.vaults.memory import DomainData
 from ucpl.storage.vaults.protection import Protection
 from ucpl.storage.vaults.snapshot_folder import open_generation
@@ -132,7 +132,7 @@ def test_tensors_are_at_the_predicted_places(tmp_path, degrees):
         for rank, kept in enumerate(plan.foreseen.kept):
             shard = here.vault.domain(0).shard_in(rank, 0)
             assert shard is not None and shard[0].size == plan.foreseen.sizes[rank]
-            data = Domain(here.vault.home, 0).arena(rank, 0).read_bytes()
+            data = LocalDomain(here.vault.home, 0).arena(rank, 0).read_bytes()
             for one in kept:
                 value = truth.cut[1][rank]["/".join(map(str, one.tensor.key))]
                 assert data[one.at : one.at + one.size] == value.contiguous().view(torch.uint8).numpy().tobytes()

@@ -17,7 +17,7 @@ from tests.forking import Command
 from tests.vault.states import Truth, call, memory
 from ucpl.cli import main
 from ucpl.storage.vaults.committed import get_commits, read_job
-from ucpl.storage.vaults.domains import Domain
+from ucpl.storage.vaults.domains import LocalDomain
 from ucpl.vault.persist import persist
 from ucpl.vault.restore import restore_newest
 
@@ -51,7 +51,7 @@ def hurt(home: Path, generation: int) -> None:
     job = read_job(home)
     assert job is not None
     commit = next(one for one in get_commits(home, job) if one.generation == generation)
-    Domain(home, 0).arena(0, commit.shards[0].slot).unlink()
+    LocalDomain(home, 0).arena(0, commit.shards[0].slot).unlink()
 
 
 @pytest.mark.fault(

@@ -21,7 +21,7 @@ from tests.cli.command import FIXTURES, good
 from tests.cli.command import ucpl as command
 from ucpl import api
 from ucpl.errors import UcplError
-from ucpl.extents import Call, Global, ParameterGroup, Scalar, Setting, TorchDType, TrainState
+from ucpl.extents import Global, ParameterGroup, PickledCall, Scalar, Setting, TorchDType, TrainState
 from ucpl.verification.compare import Likeness, likeness
 from ucpl.verification.train_states import StateComparison, _Pair
 from ucpl.verification.values import ValueTensors
@@ -398,12 +398,12 @@ def held(a: dict[str, Any], b: dict[str, Any]) -> Likeness:
     return likeness(one, placement, other, placement)
 
 
-def dynamic(**state: Any) -> Call:
+def dynamic(**state: Any) -> PickledCall:
     state = {"cur_scale": 8.0, "dynamic": True, "cur_iter": 5, **state}
-    return Call(Global("deepspeed", "DynamicLossScaler"), new=True, state=state)
+    return PickledCall(Global("deepspeed", "DynamicLossScaler"), new=True, state=state)
 
 
-STATIC = Call(Global("deepspeed", "LossScaler"), new=True, state={"cur_scale": 1.0, "dynamic": False})
+STATIC = PickledCall(Global("deepspeed", "LossScaler"), new=True, state={"cur_scale": 1.0, "dynamic": False})
 
 
 @pytest.mark.parametrize(

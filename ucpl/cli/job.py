@@ -64,9 +64,9 @@ def seen_by_all(team: ProcessGroup | None, source: str, keys: str | None) -> Ite
         yield path
         return
     from ucpl.files.header_watch import reading
-    from ucpl.ranks.job import Job
+    from ucpl.ranks.job import StoreGroup
     from ucpl.ranks.scattered_files import one_folder
 
-    assert isinstance(team, Job)
+    assert isinstance(team, StoreGroup)
     with reading(path), one_folder(team, team, path, Path(keys) if keys else None) as folder:
         yield folder

@@ -28,9 +28,9 @@ from ucpl.registry import format_named
 if TYPE_CHECKING:
     from ucpl.files.checkpoint import Checkpoint
     from ucpl.placement import Home, Part, Placement
-    from ucpl.placement.dialect_boxes import Piece
+    from ucpl.placement.dialect_boxes import DialectPiece
 
-__all__ = ["Dialect", "Named", "Names", "described_as", "dialect", "names_of", "refuse", "split_names"]
+__all__ = ["Dialect", "DialectTensor", "Names", "described_as", "dialect", "names_of", "refuse", "split_names"]
 
 _OF = re.compile(r"(?:^|\s+)of\s+(?=\S+\.ucpl:)")
 _OF_NO_FILE = re.compile(r"(?:^|[\s)])of\s+(?!\S*\.ucpl:)([\w:]+\(.*)")
@@ -56,11 +56,11 @@ def described_as(text: str | None) -> tuple[Called | None, str | None]:
 
 
 @frozen(eq=False)
-class Named:
+class DialectTensor:
     """A tensor of one dialect: its shape and boxes of logical tensors."""
 
     shape: tuple[int, ...]
-    pieces: tuple[tuple[int, Piece], ...]  # index into the placement's tensors
+    pieces: tuple[tuple[int, DialectPiece], ...]  # index into the placement's tensors
 
 
 @frozen(eq=False)
@@ -72,7 +72,7 @@ class Dialect:
 
     call: str
     placement: Placement
-    named: dict[str, Named]
+    named: dict[str, DialectTensor]
 
 
 def dialect(text: str, config: Config | None, sizes: Mapping[str, object]) -> Dialect:
@@ -86,7 +86,7 @@ def dialect(text: str, config: Config | None, sizes: Mapping[str, object]) -> Di
     made = located(one, Given(config=config, sizes=dict(sizes)))  # type: ignore[arg-type]
     if made.layout.ranks != 1:
         refuse(text, f"it is on {made.layout.ranks} ranks: names need a layout on one rank")
-    rows: list[tuple[tuple[int, ...], str, Named]] = []
+    rows: list[tuple[tuple[int, ...], str, DialectTensor]] = []
     seen_names: dict[str, str] = {}
     of = format_named(made.placement.layout.framework)
     run, was_many = 0, False
@@ -104,16 +104,16 @@ def dialect(text: str, config: Config | None, sizes: Mapping[str, object]) -> Di
                 refuse(text, f"it calls two tensors `{name}`")
             seen_names[name] = part.label
             layer = pieces[0][1].low[0] if is_many and pieces and pieces[0][1].low else 0
-            rows.append(((run, layer, number, n), name, Named(home.shape, tuple(pieces))))
+            rows.append(((run, layer, number, n), name, DialectTensor(home.shape, tuple(pieces))))
     rows.sort(key=lambda row: row[0])
     return Dialect(made.layout.call, made.placement, {name: named for _, name, named in rows})
 
 
-def _pieces(part: Part) -> list[tuple[Home, list[tuple[int, Piece]]]]:
+def _pieces(part: Part) -> list[tuple[Home, list[tuple[int, DialectPiece]]]]:
     from ucpl.placement.dialect_boxes import piece_of
 
     homes = list(part.homes)
-    out: list[list[tuple[int, Piece]]] = [[] for _ in homes]
+    out: list[list[tuple[int, DialectPiece]]] = [[] for _ in homes]
     p = part.pieces
     columns = (p.tensor, p.home, p.low, p.high, p.stride, p.offset)
     for tensor, home, low, high, stride, offset in zip(*(c.tolist() for c in columns), strict=True):
@@ -187,7 +187,7 @@ def names_of(source: Dialect, target: Dialect, checkpoint: Checkpoint) -> Names:
         if name not in held:
             _disagree(checkpoint, source, name, "it is one of these names, and the checkpoint has no such tensor")
     numbers = {path: i for i, path in enumerate(source.placement.tensors)}
-    holders: dict[int, list[tuple[str, Piece]]] = {}
+    holders: dict[int, list[tuple[str, DialectPiece]]] = {}
     for name, named in source.named.items():
         for number, piece in named.pieces:
             holders.setdefault(number, []).append((name, piece))

@@ -11,7 +11,7 @@ from attrs import evolve
 from ucpl.errors import Label, fail
 
 if TYPE_CHECKING:
-    from ucpl.conversion.dialects import Dialect, Named, Names
+    from ucpl.conversion.dialects import Dialect, DialectTensor, Names
     from ucpl.conversion.side import Side
     from ucpl.layout import Layout, LogicalTensor
     from ucpl.placement import Part, Pieces, Placement
@@ -49,7 +49,7 @@ def over_logical_tensors(placement: Placement, names: Dialect) -> Placement:
     )
 
 
-def _through(part: Part, known: Sequence[Named | None], width: int) -> Pieces:
+def _through(part: Part, known: Sequence[DialectTensor | None], width: int) -> Pieces:
     from ucpl.placement import Pieces
     from ucpl.placement.dialect_boxes import through
 

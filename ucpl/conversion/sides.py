@@ -18,7 +18,7 @@ from ucpl.conversion.opening import infer, own_layout
 from ucpl.conversion.ordering import is_read, without_order
 from ucpl.conversion.requests import Called, Folding, Given, Inherited
 from ucpl.conversion.side import Side, located
-from ucpl.conversion.source_passes import Opened, apply_source_passes, config_of
+from ucpl.conversion.source_passes import OpenedSource, apply_source_passes, config_of
 from ucpl.conversion.ties import framework_of, with_ties
 from ucpl.conversion.training import (
     change_of,
@@ -322,7 +322,7 @@ def sides(
     checkpoint.
     """
     if checkpoint is not None:
-        opened, did = apply_source_passes(Opened(checkpoint, source, target, given))
+        opened, did = apply_source_passes(OpenedSource(checkpoint, source, target, given))
         if given.folding is not None and _has_families(opened):
             given.folding.is_done = True
         else:
@@ -338,7 +338,7 @@ def sides(
     return here, target_side(target, here, given)
 
 
-def _has_families(opened: Opened) -> bool:
+def _has_families(opened: OpenedSource) -> bool:
     """True if many tensors are worth families.
 
     A spec has folded them already, and files of a container speak of single ones.

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from ucpl.files.checkpoint import Checkpoint
     from ucpl.planning.plan import Passed
 
-__all__ = ["SOURCE_PASSES", "Opened", "SourcePass", "config_of", "few", "apply_source_passes"]
+__all__ = ["SOURCE_PASSES", "OpenedSource", "SourcePass", "config_of", "few", "apply_source_passes"]
 
 _SHOWN = 3
 
 
 @frozen(eq=False)
-class Opened:
+class OpenedSource:
     """A source and the request, between two source passes."""
 
     checkpoint: Checkpoint
@@ -42,10 +42,10 @@ class SourcePass:
 
     name: str
     text: str
-    apply: Callable[[Opened], Opened]
+    apply: Callable[[OpenedSource], OpenedSource]
 
 
-def _with_stored_names(opened: Opened) -> Opened:
+def _with_stored_names(opened: OpenedSource) -> OpenedSource:
     checkpoint, given = opened.checkpoint, opened.given
     there = format_named(checkpoint.format).file_format
     if opened.source is not None or not there or not opened.target.format.shows_stored:
@@ -57,7 +57,7 @@ def _with_stored_names(opened: Opened) -> Opened:
     return evolve(opened, checkpoint=made)
 
 
-def _unstacked(opened: Opened) -> Opened:
+def _unstacked(opened: OpenedSource) -> OpenedSource:
     """A tensor for each layer and expert, if the target needs them."""
     checkpoint, target = opened.checkpoint, opened.target
     if opened.source is not None or not format_named(checkpoint.format).has_layers_stacked:
@@ -67,7 +67,7 @@ def _unstacked(opened: Opened) -> Opened:
     return evolve(opened, checkpoint=format_named(checkpoint.format).in_modules(checkpoint))
 
 
-def _resized(opened: Opened) -> Opened:
+def _resized(opened: OpenedSource) -> OpenedSource:
     """With the rows of the vocabulary that the target keeps.
 
     A layout that states more of the source than its cuts is about all rows.
@@ -88,7 +88,7 @@ def _resized(opened: Opened) -> Opened:
     return evolve(opened, checkpoint=vocabulary.lessened(checkpoint, want.rows), target=target)
 
 
-def _tied(opened: Opened) -> Opened:
+def _tied(opened: OpenedSource) -> OpenedSource:
     config = config_of(opened.checkpoint, opened.given.config)
     checkpoint, source = of_ties(opened.checkpoint, opened.source, opened.target, config)
     return evolve(opened, checkpoint=checkpoint, source=source)
@@ -104,7 +104,7 @@ SOURCE_PASSES = (
 )
 
 
-def apply_source_passes(opened: Opened) -> tuple[Opened, tuple[Passed, ...]]:
+def apply_source_passes(opened: OpenedSource) -> tuple[OpenedSource, tuple[Passed, ...]]:
     """The source after all source passes, and the passes that changed it.
 
     Raises: UcplError.

@@ -24,11 +24,11 @@ from ucpl.extents.dtypes import (
 )
 from ucpl.extents.evidence import Seen, doubt, together
 from ucpl.extents.records import (
-    Call,
     Extent,
     Global,
     Joined,
     Key,
+    PickledCall,
     Size,
     Step,
     StorageRef,
@@ -39,7 +39,16 @@ from ucpl.extents.records import (
 )
 from ucpl.extents.sharding import Section, Sharding
 from ucpl.extents.shelves import Shelf, Shelves
-from ucpl.extents.structure import BlobWay, CarriedBlob, Flat, NamedTensor, Plain, StoredTensor, Structure, as_filed
+from ucpl.extents.structure import (
+    BlobWay,
+    CarriedBlob,
+    FlatBuffer,
+    NamedTensor,
+    Plain,
+    StoredTensor,
+    Structure,
+    as_filed,
+)
 from ucpl.extents.train_state import Counted, ParameterGroup, Scalar, Setting, TrainState
 
 __all__ = [
@@ -52,13 +61,13 @@ __all__ = [
     "PAIRED",
     "STORED",
     "BlobWay",
-    "Call",
+    "PickledCall",
     "CarriedBlob",
     "Counted",
     "DType",
     "TrainState",
     "Extent",
-    "Flat",
+    "FlatBuffer",
     "Global",
     "Joined",
     "Key",

@@ -9,7 +9,7 @@ from attrs import field
 from ucpl.extents.experts import Experts
 from ucpl.extents.pipeline import Pipeline
 from ucpl.extents.sharding import Sharding
-from ucpl.extents.structure import Flat
+from ucpl.extents.structure import FlatBuffer
 from ucpl.records import frozen
 
 __all__ = ["CarriedByRank", "ParallelFacts"]
@@ -57,5 +57,5 @@ class ParallelFacts:
     shardings: dict[str, Sharding] = field(factory=dict)  # by tensor, if ranks hold different parts
     local_shapes: dict[str, tuple[Shape, ...]] = field(factory=dict)  # tensor -> its shape on each tp rank, if several
     vocabulary: dict[str, int] = field(factory=dict)  # tensor -> words; rows after them can be padding
-    flats: tuple[Flat, ...] = ()  # flat buffers in the order of the files
+    flats: tuple[FlatBuffer, ...] = ()  # flat buffers in the order of the files
     carried_by_rank: CarriedByRank = field(factory=CarriedByRank)

@@ -122,14 +122,14 @@ class Global:
 
 
 @mutable(eq=False)
-class Call:
+class PickledCall:
     """An object that a pickle builds by calling `function`, kept inert.
 
     `new` distinguishes `cls.__new__(cls, *args)` (opcode NEWOBJ) from a plain call (REDUCE). `state` is the argument of
     BUILD (a dict of attributes, usually); `items` are the arguments of APPENDS or SETITEMS.
     """
 
-    function: Global | Call
+    function: Global | PickledCall
     args: tuple[object, ...] = ()
     kwargs: dict[str, object] = field(factory=dict)
     new: bool = False

@@ -62,7 +62,7 @@ class NamedTensor:
 
 
 @frozen
-class Flat:
+class FlatBuffer:
     """One flat buffer before it is cut: its tensors in order.
 
     `coordinates` are those of the ranks that share it. `members`: (stored name, shape on these ranks). `numel` counts
@@ -116,7 +116,7 @@ class Structure:
     tensors: tuple[NamedTensor, ...] = ()  # in the model's order
     aliases: dict[str, str] = field(factory=dict)
     groups: tuple[tuple[str, tuple[str, ...]], ...] = ()  # the optimizer's groups: (name, members in its order)
-    flats: tuple[Flat, ...] = ()
+    flats: tuple[FlatBuffer, ...] = ()
     derived: dict[str, str] = field(factory=dict)  # state -> the state that it is derived from: not stored here
     shardings: dict[str, Sharding] = field(
         factory=dict

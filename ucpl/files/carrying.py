@@ -12,7 +12,7 @@ from typing import TypeVar, overload
 
 from attrs import evolve
 
-from ucpl.extents import Call, Extent, Global, Joined, Key, StorageRef, TensorRef, key_text
+from ucpl.extents import Extent, Global, Joined, Key, PickledCall, StorageRef, TensorRef, key_text
 from ucpl.files.checkpoint import Carried, Checkpoint
 from ucpl.files.inert import LEAVES
 from ucpl.files.pickles import attributes_of, set_attributes
@@ -27,7 +27,7 @@ _JOINT = "\0"  # in no file's name, and in no member's that a zip archive is rea
 @overload
 def mapped(value: dict[K, object], change: _Change, memo: _Memo | None = None) -> dict[K, object]: ...
 @overload
-def mapped(value: Global | Call, change: _Change, memo: _Memo | None = None) -> Global | Call: ...
+def mapped(value: Global | PickledCall, change: _Change, memo: _Memo | None = None) -> Global | PickledCall: ...
 @overload
 def mapped(value: object, change: _Change, memo: _Memo | None = None) -> object: ...
 def mapped(value: object, change: _Change, memo: _Memo | None = None) -> object:
@@ -52,7 +52,7 @@ def mapped(value: object, change: _Change, memo: _Memo | None = None) -> object:
         return listed
     if type(value) is dict or type(value) is OrderedDict:
         return _mapped_dict(value, change, memo)
-    if type(value) is Call:
+    if type(value) is PickledCall:
         return _mapped_call(value, change, memo)
     if type(value) is tuple or type(value) is set or type(value) is frozenset:
         made_other = type(value)(mapped(item, change, memo) for item in value)
@@ -71,8 +71,8 @@ def _mapped_dict(value: dict[object, object], change: _Change, memo: _Memo) -> d
     return made
 
 
-def _mapped_call(value: Call, change: _Change, memo: _Memo) -> Call:
-    call = Call(value.function, new=value.new)
+def _mapped_call(value: PickledCall, change: _Change, memo: _Memo) -> PickledCall:
+    call = PickledCall(value.function, new=value.new)
     memo[id(value)] = (call, value)
     call.function = mapped(value.function, change, memo)
     call.args = tuple(mapped(item, change, memo) for item in value.args)
@@ -137,7 +137,7 @@ def marks_among(known: Iterable[Extent]) -> Callable[[object], object]:
             return type(value).__name__, tuple(mark(v, inner) for v in value)
         if isinstance(value, set | frozenset):
             return "set", frozenset(mark(v, inner) for v in value)
-        if type(value) is Call:
+        if type(value) is PickledCall:
             parts = (value.function, value.args, value.kwargs, value.state, value.list_items, value.dict_items)
             return "call", tuple(mark(v, inner) for v in parts)
         return type(value).__name__, repr(value)

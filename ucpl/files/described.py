@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ucpl.errors import Label, fail, plural
-from ucpl.extents import Call, Global, TensorRef
+from ucpl.extents import Global, PickledCall, TensorRef
 from ucpl.files.magic import AGAIN, OWN, Description, holds_text, magic_of
 from ucpl.files.texts import names_like
 from ucpl.files.torch_files import read_torch_file
@@ -187,7 +187,7 @@ def _of_torch(path: Path, shards: Sequence[Path]) -> Description:
     `shards`: files whose names differ from this one's by a number, itself included.
     """
     value = read_torch_file(path.parent, path.name).value
-    if isinstance(value, Call):
+    if isinstance(value, PickledCall):
         made = value.function
         name = f"{made.module}.{made.name}" if isinstance(made, Global) else "a class"
         remedy = f"if you trust it, save its state dict: {_code([path], '.state_dict()', trusted=True)}"

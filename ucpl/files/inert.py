@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeGuard, TypeVar
 
 from ucpl.errors import Label, fail
-from ucpl.extents import BY_STORAGE, Call, Global, Key, Size, Step, StorageRef, TensorRef, TorchDType
+from ucpl.extents import BY_STORAGE, Global, Key, PickledCall, Size, Step, StorageRef, TensorRef, TorchDType
 from ucpl.files.known_objects import NUMPY_MODULES, is_plain_call
 
 __all__ = [
@@ -140,7 +140,7 @@ def parts_of(value: object) -> list[object]:
         if type(value) is OrderedDict and (attributes := attributes_of(value)) is not None:
             found.append(attributes)
         return found
-    if type(value) is Call:
+    if type(value) is PickledCall:
         found = [value.function, *value.args, value.state, *value.list_items]
         found.extend(value.kwargs.values())
         for pair in value.dict_items:
@@ -281,14 +281,14 @@ def steps_of(value: object) -> list[tuple[Step, object]]:
         return found
     if type(value) is set or type(value) is frozenset:
         return [(f"@member{n}", member) for n, member in enumerate(value)]
-    if type(value) is Call:
+    if type(value) is PickledCall:
         return _steps_of_call(value)
     if type(value) is TensorRef and value.attributes is not None:
         return [("@attributes", value.attributes)]
     return []
 
 
-def _steps_of_call(call: Call) -> list[tuple[Step, object]]:
+def _steps_of_call(call: PickledCall) -> list[tuple[Step, object]]:
     found: list[tuple[Step, object]] = [("@function", call.function)]
     for step, part in (
         ("@args", call.args),
@@ -391,7 +391,7 @@ def unsafe_globals(value: object) -> list[str]:
             if type(item) is frozenset:
                 found.add("builtins.frozenset")
             seen.add(id(item))
-            if type(item) is Call and not is_plain_call(item):
+            if type(item) is PickledCall and not is_plain_call(item):
                 assert type(item.function) is Global
                 found.add(f"{item.function.module}.{item.function.name}(...)")
             todo.extend(parts_of(item))
@@ -400,7 +400,7 @@ def unsafe_globals(value: object) -> list[str]:
     return sorted(found)
 
 
-_CONTAINERS = frozenset({list, dict, tuple, OrderedDict, set, frozenset, Call, TensorRef})
+_CONTAINERS = frozenset({list, dict, tuple, OrderedDict, set, frozenset, PickledCall, TensorRef})
 
 
 def is_foreign(value: object) -> bool:

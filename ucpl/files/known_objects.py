@@ -14,7 +14,7 @@ from math import prod
 
 import numpy as np
 
-from ucpl.extents import Call, Global, TensorRef
+from ucpl.extents import Global, PickledCall, TensorRef
 
 __all__ = ["NUMPY_MODULES", "is_plain_call"]
 
@@ -26,7 +26,7 @@ _CODE = re.compile(
 _ORDERS = "<>|="
 
 
-def is_plain_call(call: Call) -> bool:
+def is_plain_call(call: PickledCall) -> bool:
     """Test a call; unknown classes pass, since their names decide."""
     if type(call.function) is not Global:
         return True
@@ -34,32 +34,32 @@ def is_plain_call(call: Call) -> bool:
     return rule is None or rule(call)
 
 
-def _is_bare(call: Call) -> bool:
+def _is_bare(call: PickledCall) -> bool:
     """Nothing but arguments."""
     return not (call.kwargs or call.list_items or call.dict_items) and call.state is None
 
 
-def _only(*kinds: type) -> Callable[[Call], bool]:
+def _only(*kinds: type) -> Callable[[PickledCall], bool]:
     return lambda call: _is_bare(call) and all(type(one) in kinds for one in call.args)
 
 
-def _never(call: Call) -> bool:
+def _never(call: PickledCall) -> bool:
     return False
 
 
-def _is_namespace(call: Call) -> bool:
+def _is_namespace(call: PickledCall) -> bool:
     state = call.state
     is_state = state is None or (type(state) is dict and all(type(key) is str for key in state))
     return not (call.args or call.kwargs or call.list_items or call.dict_items) and is_state
 
 
-def _is_deque(call: Call) -> bool:
+def _is_deque(call: PickledCall) -> bool:
     is_first = not call.args or type(call.args[0]) in (list, tuple)
     is_rest = all(one is None or type(one) is int for one in call.args[1:])
     return is_first and is_rest and not (call.kwargs or call.dict_items) and call.state is None
 
 
-def _is_defaultdict(call: Call) -> bool:
+def _is_defaultdict(call: PickledCall) -> bool:
     is_first = not call.args or call.args[0] is None or type(call.args[0]) is Global
     is_rest = len(call.args) < 3 and all(type(one) is dict for one in call.args[1:])
     return is_first and is_rest and not (call.kwargs or call.list_items) and call.state is None
@@ -75,7 +75,7 @@ def _dtype_of(value: object) -> np.dtype[np.generic] | None:
 
     Dtypes with fields or metadata are None, too.
     """
-    if type(value) is not Call or not _is_numpy(value.function, "dtype") or not 1 <= len(value.args) <= 3:
+    if type(value) is not PickledCall or not _is_numpy(value.function, "dtype") or not 1 <= len(value.args) <= 3:
         return None
     code, *flags = value.args
     if type(code) is not str or not _CODE.fullmatch(code) or flags not in ([], [False, True]):
@@ -95,11 +95,11 @@ def _is_numpy(function: object, name: str) -> bool:
     return type(function) is Global and function.module in NUMPY_MODULES and function.name == name
 
 
-def _is_dtype(call: Call) -> bool:
+def _is_dtype(call: PickledCall) -> bool:
     return _dtype_of(call) is not None
 
 
-def _is_array(call: Call) -> bool:
+def _is_array(call: PickledCall) -> bool:
     """`_reconstruct(ndarray, (0,), b"b")`, and the array itself as its state."""
     if len(call.args) != 3 or not _is_numpy(call.args[0], "ndarray") or call.args[1:] != ((0,), b"b"):
         return False
@@ -120,7 +120,7 @@ def _is_array(call: Call) -> bool:
     return type(data) is bytes and len(data) == prod(shape) * dtype.itemsize
 
 
-def _is_scalar(call: Call) -> bool:
+def _is_scalar(call: PickledCall) -> bool:
     if not _is_bare(call) or len(call.args) != 2:
         return False
     dtype = _dtype_of(call.args[0])
@@ -129,8 +129,8 @@ def _is_scalar(call: Call) -> bool:
 
 
 @cache
-def _rules() -> dict[str, Callable[[Call], bool]]:
-    rules: dict[str, Callable[[Call], bool]] = {
+def _rules() -> dict[str, Callable[[PickledCall], bool]]:
+    rules: dict[str, Callable[[PickledCall], bool]] = {
         "argparse.Namespace": _is_namespace,
         "types.SimpleNamespace": _is_namespace,
         "builtins.range": _only(int),

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from attrs import field
 
 from ucpl.errors import Label, fail
-from ucpl.extents import Call, Global, TorchDType
+from ucpl.extents import Global, PickledCall, TorchDType
 from ucpl.files.inert import (
     BYTEARRAY,
     COMPLEX,
@@ -29,7 +29,7 @@ from ucpl.files.inert import (
     kind_of,
     set_attributes,
 )
-from ucpl.files.pickle_runs import Irregular, Run, Runs, ValuesOf
+from ucpl.files.pickle_runs import Irregular, PickleRuns, Run, ValuesOf
 from ucpl.files.pickle_values import MAKER_OF_ID, Build, check_key, record_of, storage_of
 from ucpl.records import define
 
@@ -46,7 +46,9 @@ _f64 = struct.Struct(">d").unpack_from
 _EMPTY: tuple[object, ...] = ()
 
 
-def run(data: bytes, file: str, build: Build, *, alone: bool = False, runs: Runs | None = None) -> tuple[object, int]:
+def run(
+    data: bytes, file: str, build: Build, *, alone: bool = False, runs: PickleRuns | None = None
+) -> tuple[object, int]:
     """The value of a pickle, and its number of bytes.
 
     `alone`: no bytes may follow it. `runs`: records that the machine steps over. Raises: UcplError E420-E427, with the
@@ -79,7 +81,7 @@ class _MemoOfRuns(dict[int, object]):
     It only grows, so that a record's names stay the same.
     """
 
-    def __init__(self, runs: Runs) -> None:
+    def __init__(self, runs: PickleRuns) -> None:
         super().__init__()
         self.runs = runs
 
@@ -110,7 +112,7 @@ class _Machine:
     below: list[list[object]] = field(factory=list)  # the stacks under each MARK
     memo: dict[int, object] = field(factory=dict)
     named: dict[bytes, Global | TorchDType] = field(factory=dict)  # by the text of a GLOBAL
-    runs: Runs | None = None
+    runs: PickleRuns | None = None
 
     def step(self, run: Run, stack: list[object]) -> int:
         """Step over a run, and return the position behind it.
@@ -425,15 +427,15 @@ def _called(function: object, args: object, build: Build) -> object:
     make = MAKER_OF_ID.get(id(function))
     if make is not None:
         return make(build, args)
-    if type(function) is Global or type(function) is Call:
-        return Call(function, args)
+    if type(function) is Global or type(function) is PickledCall:
+        return PickledCall(function, args)
     raise Bad("E422", f"calls {kind_of(function)}")
 
 
 def _append(target: object, items: list[object]) -> None:
     if type(target) is list:
         target.extend(items)
-    elif type(target) is Call:
+    elif type(target) is PickledCall:
         target.list_items.extend(items)
     else:
         raise Bad("E422", f"appends to {kind_of(target)}")
@@ -444,7 +446,7 @@ def _set_items(target: object, items: list[object]) -> None:
     if len(items) & 1:
         raise Bad("E420", "sets a key without a value")
     keys, values = items[::2], items[1::2]
-    if type(target) is Call:
+    if type(target) is PickledCall:
         target.dict_items.extend(zip(keys, values, strict=True))
         return
     if not (type(target) is dict or type(target) is OrderedDict):
@@ -462,14 +464,14 @@ def _new(stack: list[object], build: Build, args: object, kwargs: dict[str, obje
     make = MAKER_OF_ID.get(id(function))
     if make is not None and not kwargs and function in (ORDERED_DICT, SET, FROZENSET, SIZE, BYTEARRAY, COMPLEX):
         stack[-1] = make(build, args)
-    elif type(function) is Global or type(function) is Call:
-        stack[-1] = Call(function, args, kwargs, new=True)
+    elif type(function) is Global or type(function) is PickledCall:
+        stack[-1] = PickledCall(function, args, kwargs, new=True)
     else:
         raise Bad("E422", f"makes an object of {kind_of(function)}")
 
 
 def _build_state(target: object, state: object) -> None:
-    if type(target) is Call and target.state is None:
+    if type(target) is PickledCall and target.state is None:
         target.state = state
     elif type(target) is OrderedDict and attributes_of(target) is None and type(state) is dict:
         if not all(type(name) is str for name in state):

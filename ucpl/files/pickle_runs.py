@@ -22,7 +22,7 @@ from ucpl.extents import Global
 from ucpl.files.inert import SIZE
 from ucpl.records import define, frozen
 
-__all__ = ["Form", "Irregular", "Run", "Runs", "Texts", "ValuesOf", "find_runs"]
+__all__ = ["Form", "Irregular", "Run", "PickleRuns", "TextColumns", "ValuesOf", "find_runs"]
 
 Numbers = npt.NDArray[np.int64]
 Marks = npt.NDArray[np.bool_]
@@ -128,7 +128,7 @@ class _Block:
 
 
 @define(eq=False)
-class Runs:
+class PickleRuns:
     """The runs of a pickle.
 
     at: by their first byte. taken: those that the machine stepped over.
@@ -187,7 +187,7 @@ class Runs:
         if len(self._met) != len(self.taken):
             raise Irregular
 
-    def texts(self, runs: list[Run], names: tuple[str, ...]) -> Texts:
+    def texts(self, runs: list[Run], names: tuple[str, ...]) -> TextColumns:
         """All texts of these runs. Raises: Irregular, UnicodeDecodeError."""
         base_of = {id(run): base for run, base in zip(self.taken, self.bases, strict=True)}
         data, found = self.data, dict[bytes, int]()
@@ -241,11 +241,11 @@ class Runs:
                 got[n] = ids_of[value]
             mine[mine < 0] = got[back]
             out[name] = mine
-        return Texts(values, out)
+        return TextColumns(values, out)
 
 
 @define
-class Texts:
+class TextColumns:
     """Texts, and for each column the number of each record's text."""
 
     values: list[str]
@@ -386,12 +386,12 @@ class _Reader:
             self.record(form.value)
 
 
-def find_runs(data: bytes, forms: tuple[Form, ...]) -> Runs:
+def find_runs(data: bytes, forms: tuple[Form, ...]) -> PickleRuns:
     """The runs of records of these forms.
 
     Only the machine knows the names that they refer to.
     """
-    runs = Runs(data)
+    runs = PickleRuns(data)
     if len(data) < 2 * _REACH:
         return runs
     b1 = np.frombuffer(data, np.uint8)
@@ -440,7 +440,7 @@ def _read(
     return reader
 
 
-def _cut(runs: Runs, reader: _Reader, starts: Numbers, form: Form) -> None:
+def _cut(runs: PickleRuns, reader: _Reader, starts: Numbers, form: Form) -> None:
     """Keep the runs of a block.
 
     Their records have no gap, and refer to the same names.

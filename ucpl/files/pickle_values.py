@@ -1,6 +1,6 @@
 """Inert values from a pickle's calls: one function for each known name.
 
-Each checks its arguments. Unknown names stay a `Call` or a `Global`; nothing is imported or called.
+Each checks its arguments. Unknown names stay a `PickledCall` or a `Global`; nothing is imported or called.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from attrs import evolve
 
-from ucpl.extents import BY_TORCH, DTYPES, Call, Global, Size, StorageRef, TensorRef, TorchDType
+from ucpl.extents import BY_TORCH, DTYPES, Global, PickledCall, Size, StorageRef, TensorRef, TorchDType
 from ucpl.files.inert import (
     BYTEARRAY,
     BYTES,
@@ -100,7 +100,7 @@ def _make_tensor_v2(build: Build, args: Args) -> object:
     if not 5 <= len(args) <= 7:
         _wrong("a tensor")
     if (len(args) > 5 and not _is_hooks(args[5])) or (len(args) > 6 and args[6]):
-        return Call(REBUILD_TENSOR_V2, args)  # a conjugate or negated view, or hooks: kept, not read as a tensor
+        return PickledCall(REBUILD_TENSOR_V2, args)  # a conjugate or negated view, or hooks: kept, not read as a tensor
     return _tensor(build, args[0], args[1:5])
 
 
@@ -108,7 +108,7 @@ def _make_tensor_v3(build: Build, args: Args) -> object:
     if not 7 <= len(args) <= 8 or type(args[0]) is not StorageRef or type(args[6]) is not TorchDType:
         _wrong("a tensor")
     if not _is_hooks(args[5]) or (len(args) > 7 and args[7]):
-        return Call(REBUILD_TENSOR_V3, args)
+        return PickledCall(REBUILD_TENSOR_V3, args)
     raw, dtype = args[0], DTYPES[args[6].name]
     nbytes = raw.numel * DTYPES[raw.dtype].itemsize
     if nbytes % dtype.itemsize:
@@ -121,7 +121,7 @@ def _make_parameter(build: Build, args: Args) -> object:
     if len(args) not in (3, 4) or type(args[1]) is not bool or not _is_hooks(args[2]):
         _wrong("a parameter")
     if type(args[0]) is not TensorRef:
-        return Call(REBUILD_PARAMETER if len(args) == 3 else REBUILD_PARAMETER_WITH_STATE, args)
+        return PickledCall(REBUILD_PARAMETER if len(args) == 3 else REBUILD_PARAMETER_WITH_STATE, args)
     attributes = args[3] if len(args) == 4 and args[3] else args[0].attributes
     made = evolve(args[0], requires_grad=args[1], parameter=True, attributes=attributes)
     build.tensors.append(made)
@@ -137,10 +137,10 @@ def _make_from_type(build: Build, args: Args) -> object:
         _wrong("a tensor with attributes")
     make = _TENSOR_MAKERS.get(function) if type(function) is Global else None
     if make is None or kind not in (TENSOR, PARAMETER):
-        return Call(REBUILD_FROM_TYPE_V2, args)
+        return PickledCall(REBUILD_FROM_TYPE_V2, args)
     made = make(build, inner)
     if type(made) is not TensorRef or made.parameter != (kind == PARAMETER):
-        return Call(REBUILD_FROM_TYPE_V2, args)
+        return PickledCall(REBUILD_FROM_TYPE_V2, args)
     return evolve(made, attributes=state) if state else made
 
 
@@ -242,7 +242,7 @@ def _make_attribute(build: Build, args: Args) -> object:
     """
     if len(args) == 2 and type(args[0]) is Global and type(args[1]) is str and args[1].isidentifier():
         return Global(args[0].module, f"{args[0].name}.{args[1]}")
-    return Call(GETATTR, args)
+    return PickledCall(GETATTR, args)
 
 
 _Maker = Callable[[Build, Args], object]
@@ -291,7 +291,7 @@ def record_of(module: str, name: str) -> Global | TorchDType:
 
 
 _PLAIN_KEYS = frozenset(
-    {str, float, bool, type(None), bytes, complex, Global, TorchDType, Call, StorageRef, TensorRef, Run}
+    {str, float, bool, type(None), bytes, complex, Global, TorchDType, PickledCall, StorageRef, TensorRef, Run}
 )
 
 

@@ -15,7 +15,7 @@ from itertools import chain
 from attrs import field
 
 from ucpl.errors import Label, fail
-from ucpl.extents import DTYPES, Call, Global, Size, StorageRef, TensorRef, TorchDType
+from ucpl.extents import DTYPES, Global, PickledCall, Size, StorageRef, TensorRef, TorchDType
 from ucpl.files.inert import (
     BYTEARRAY,
     COMPLEX,
@@ -301,7 +301,7 @@ class _Writer:
             attributes = attributes_of(value)
             state = () if attributes is None else (attributes, _Op(b"b"))
             self._later(*_batches_of_pairs(list(value.items())), *state)
-        elif type(value) is Call:
+        elif type(value) is PickledCall:
             self._call(value)
         elif type(value) is set or type(value) is frozenset:
             self._name(SET if type(value) is set else FROZENSET)
@@ -314,7 +314,7 @@ class _Writer:
             kind = type(value)
             raise Bad("E440", f"a {kind.__module__}.{kind.__qualname__} cannot be written")
 
-    def _call(self, value: Call) -> None:
+    def _call(self, value: PickledCall) -> None:
         if value.kwargs and not value.new:
             raise Bad("E440", "a call with named arguments cannot be written, only an object that is made with them")
         if type(value.args) is not tuple:
@@ -418,7 +418,7 @@ def _raw_text(text: str) -> bytes:
 
 def _rank(member: object) -> tuple[str, str]:
     """A sort key of members that is equal in every process."""
-    if type(member) is Call:
+    if type(member) is PickledCall:
         return "Call", str(_rank(member.function))
     if type(member) is tuple:
         return "tuple", str([_rank(part) for part in member])

@@ -1,7 +1,7 @@
 """Pickles by ucpl's own machine: bytes to inert values and back.
 
 No name in a file is imported or called. A pickle is a program for a small stack machine. `pickle.load` runs it with the
-names in it; here a name is a `Global`, a call is a `Call`, and only torch's forms of tensors, sizes, dtypes and plain
+names in it; here a name is a `Global`, a call is a `PickledCall`, and only torch's forms of tensors, sizes, dtypes and plain
 containers become values. The law is `loads(dumps(value)) == value`, with shared and cyclic containers kept as they are.
 
 Not here: the machine (pickle_machine), writing (pickle_writer, whose `dumps` is named here too), torch, storages' bytes
@@ -24,7 +24,7 @@ from ucpl.files.inert import (
     walk,
 )
 from ucpl.files.pickle_machine import run
-from ucpl.files.pickle_runs import Runs
+from ucpl.files.pickle_runs import PickleRuns
 from ucpl.files.pickle_values import Build
 from ucpl.files.pickle_writer import dump_pickle, dumps
 from ucpl.records import frozen
@@ -62,7 +62,7 @@ def loads(data: bytes, file: str = "pickle", *, alone: bool = False) -> object:
     return load_pickle(data, file, alone=alone).value
 
 
-def load_pickle(data: bytes, file: str = "pickle", *, alone: bool = False, runs: Runs | None = None) -> Pickle:
+def load_pickle(data: bytes, file: str = "pickle", *, alone: bool = False, runs: PickleRuns | None = None) -> Pickle:
     """As `loads`, with the storages and tensors that were built.
 
     `runs`: records that are in the value as a `Run` each. Raises: Irregular, too, if the pickle changes

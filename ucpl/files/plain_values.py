@@ -10,7 +10,7 @@ from collections import OrderedDict
 from types import NoneType
 from typing import overload
 
-from ucpl.extents import DTYPES, Call, Global, Size, TorchDType
+from ucpl.extents import DTYPES, Global, PickledCall, Size, TorchDType
 from ucpl.files.inert import LEAVES, attributes_of, is_dims, is_name, set_attributes
 from ucpl.files.pickle_values import is_key
 
@@ -42,7 +42,7 @@ def encode(value: object, memo: _Memo | None = None) -> object:
     if type(value) is set or type(value) is frozenset:
         memo[id(value)] = (made, value)
         made |= {_MARK: type(value).__name__, "of": [encode(item, memo) for item in sorted(value, key=repr)]}
-    elif type(value) is Call:
+    elif type(value) is PickledCall:
         memo[id(value)] = (made, value)
         _put_call(made, value, memo)
     elif type(value) is dict or type(value) is OrderedDict:
@@ -70,7 +70,7 @@ def _leaf(value: object) -> object:
     return value
 
 
-def _put_call(made: dict[object, object], value: Call, memo: _Memo) -> None:
+def _put_call(made: dict[object, object], value: PickledCall, memo: _Memo) -> None:
     made |= {_MARK: "call", "function": encode(value.function, memo), "new": value.new}
     made |= {"args": encode(value.args, memo), "kwargs": encode(value.kwargs, memo)}
     made |= {"state": encode(value.state, memo), "list": encode(value.list_items, memo)}
@@ -163,9 +163,9 @@ def _dict(value: dict[object, object], ordered: bool, pairs: list[tuple[object, 
 
 def _call(value: dict[object, object], pairs: list[tuple[object, object]], memo: _Memo) -> object:
     function = decode(value["function"], memo)
-    if not isinstance(function, (Global, Call)):
+    if not isinstance(function, (Global, PickledCall)):
         return None
-    call = Call(function, new=bool(value.get("new")))
+    call = PickledCall(function, new=bool(value.get("new")))
     memo[id(value)] = (call, value)
     args, kwargs, items = decode(value["args"], memo), decode(value["kwargs"], memo), decode(value["list"], memo)
     if not isinstance(args, list | tuple) or not isinstance(kwargs, dict) or not isinstance(items, list):

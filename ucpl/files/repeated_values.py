@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from ucpl.extents import Call
+from ucpl.extents import PickledCall
 from ucpl.extents.account import NotRead
 from ucpl.files.carrying import lifted
 from ucpl.files.torch_files import TorchFile
@@ -43,7 +43,7 @@ def hypers_of(optimizer: object) -> list[object]:
 
 def _differing(mine: object, first: object, mark: Mark, at: tuple[object, ...]) -> Iterator[tuple[object, ...]]:
     one, other = mine, first
-    if isinstance(mine, Call) and isinstance(first, Call) and mine.function == first.function:
+    if isinstance(mine, PickledCall) and isinstance(first, PickledCall) and mine.function == first.function:
         one, other = mine.state, first.state
     if len(at) < _DEPTH and isinstance(one, dict) and isinstance(other, dict):
         for key, value in one.items():

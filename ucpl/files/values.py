@@ -15,7 +15,7 @@ from typing import NoReturn
 from attrs import field
 
 from ucpl.errors import Label, fail
-from ucpl.extents import DTYPES, Call, Global, Key, Size, Step, TensorRef, key_text
+from ucpl.extents import DTYPES, Global, Key, PickledCall, Size, Step, TensorRef, key_text
 from ucpl.files.inert import DIMS_MAX
 from ucpl.files.torch_files import TorchFile
 from ucpl.records import frozen
@@ -197,9 +197,9 @@ def kind_text(held: object) -> str:
             return f"the shape {list(held)}"
         case list() | tuple() | dict() | set() | frozenset():
             return f"a {type(held).__name__} of {len(held)}"
-        case Call(function=Global(name="_rebuild_from_type_v2"), args=(_, Global() as name, *_)):
+        case PickledCall(function=Global(name="_rebuild_from_type_v2"), args=(_, Global() as name, *_)):
             return f"a tensor of the class {name.module}.{name.name}"
-        case Call(function=Global() as name):
+        case PickledCall(function=Global() as name):
             return f"an object of {name.module}.{name.name}"
         case _:
             return f"a {type(held).__name__}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable, Iterator
 
-from ucpl.extents import Call
+from ucpl.extents import PickledCall
 from ucpl.formats.deepspeed.affine import INFO
 from ucpl.formats.deepspeed.auto_ep import LAYERS
 
@@ -80,7 +80,7 @@ def _unknown(value: object, known: object, names: Container[str]) -> Iterator[Pa
 
 
 def _entries(value: object) -> Iterable[tuple[object, object]]:
-    if isinstance(value, Call):
+    if isinstance(value, PickledCall):
         value = value.state
     if isinstance(value, dict):
         return value.items()

@@ -21,7 +21,7 @@ from ucpl.texts import is_text
 
 __all__ = [
     "Dicts",
-    "Named",
+    "NamedTensors",
     "VALUES",
     "dicts_of",
     "is_average",
@@ -123,7 +123,7 @@ def is_average(place: Key) -> bool:
 
 
 @frozen(eq=False)
-class Named:
+class NamedTensors:
     """A state dict's tensors under the model's own names.
 
     `stored`: the name in the file of each. `lead`: the steps before all names that are no part of the model.
@@ -161,7 +161,7 @@ class Named:
         return found
 
 
-def named_tensors(model: Value, lead: str | None = None, *, any_lead: bool = False) -> Named:
+def named_tensors(model: Value, lead: str | None = None, *, any_lead: bool = False) -> NamedTensors:
     """The tensors of a state dict, without the steps of wrappers.
 
     lead: the steps to remove before all names; None: those of wrappers, and a common step `model`. any_lead: also another
@@ -172,17 +172,17 @@ def named_tensors(model: Value, lead: str | None = None, *, any_lead: bool = Fal
     names, found = _bare_names([*tensors], lead, any_lead=any_lead)
     extra = {name: one for name, one in held.items() if not isinstance(one, TensorRef)}
     out = {names[name]: one for name, one in tensors.items()}
-    return Named(out, {names[name]: name for name in tensors}, _ties(out), extra, found, names)
+    return NamedTensors(out, {names[name]: name for name in tensors}, _ties(out), extra, found, names)
 
 
-def joined(models: Mapping[Key, Named]) -> Named:
+def joined(models: Mapping[Key, NamedTensors]) -> NamedTensors:
     """The tensors of several models as one.
 
     Names begin with the places of the models.
     """
     ways = {place: ".".join(map(str, place)) + "." for place in models}
     tensors = {way + name: one for place, way in ways.items() for name, one in models[place].tensors.items()}
-    return Named(
+    return NamedTensors(
         tensors,
         {way + name: way + one for place, way in ways.items() for name, one in models[place].stored.items()},
         _ties(tensors),

@@ -16,7 +16,7 @@ from typing import NoReturn
 from attrs import field
 
 from ucpl.errors import Label, UcplError, fail, plural
-from ucpl.extents import Call, Counted, Extent, Key, ParameterGroup, Scalar, Step, TensorRef
+from ucpl.extents import Counted, Extent, Key, ParameterGroup, PickledCall, Scalar, Step, TensorRef
 from ucpl.extents.account import NotRead
 from ucpl.files.carrying import Storages, lifted
 from ucpl.files.checkpoint import Checkpoint, Order
@@ -27,7 +27,7 @@ from ucpl.files.unknown import unknown_keys
 from ucpl.files.values import Value
 from ucpl.formats.leaving import EMPTY, OPTIMIZER_VALUES, empty_tensors
 from ucpl.formats.matching import Shape, Slots, Unclear, check_order, match, match_consecutive
-from ucpl.formats.torch_dicts import Named, joined, named_tensors
+from ucpl.formats.torch_dicts import NamedTensors, joined, named_tensors
 from ucpl.records import frozen
 
 __all__ = [
@@ -101,7 +101,7 @@ def is_conventional(name: str, shape: Shape) -> bool:
 
 
 def named_optimizers(
-    optimizers: Sequence[Value], model: Named, order: Order | None = None
+    optimizers: Sequence[Value], model: NamedTensors, order: Order | None = None
 ) -> tuple[NamedOptimizer, ...]:
     """Names for the numbers of all optimizers of one model.
 
@@ -124,7 +124,7 @@ def named_optimizers(
     return tuple(out)
 
 
-def fits(optimizers: Sequence[Value], model: Named) -> bool:
+def fits(optimizers: Sequence[Value], model: NamedTensors) -> bool:
     """Test whether some assignment of numbers to parameters fits."""
     candidates = candidates_of(model)
     groups = [group for n, one in enumerate(optimizers) for group in _groups(n, one, candidates)]
@@ -135,7 +135,7 @@ def fits(optimizers: Sequence[Value], model: Named) -> bool:
     return not isinstance(made, Unclear) or made.is_several
 
 
-def trains_all(optimizer: Value, models: Mapping[Key, Named]) -> bool:
+def trains_all(optimizer: Value, models: Mapping[Key, NamedTensors]) -> bool:
     """Test whether an optimizer has parameters of each model.
 
     There must be one assignment of its numbers, to the tensors of all models.
@@ -148,7 +148,7 @@ def trains_all(optimizer: Value, models: Mapping[Key, Named]) -> bool:
     return all(any(name in joined({place: one}).tensors for name in names) for place, one in models.items())
 
 
-def candidates_of(model: Named) -> dict[str, Shape]:
+def candidates_of(model: NamedTensors) -> dict[str, Shape]:
     """Tensors that an optimizer may have.
 
     Second names, integers and statistics of norms are excluded.
@@ -207,11 +207,11 @@ def _shapes_in(held: object, depth: int = 4) -> Iterator[Shape]:
     elif isinstance(held, list | tuple) and depth:
         for one in held:
             yield from _shapes_in(one, depth - 1)
-    elif isinstance(held, Call):
+    elif isinstance(held, PickledCall):
         yield from _stated(held)
 
 
-def _stated(held: Call) -> Iterator[Shape]:
+def _stated(held: PickledCall) -> Iterator[Shape]:
     """The shape in the arguments of a tensor class's object."""
     todo: list[object] = [*held.args]
     for one in todo:
@@ -281,7 +281,7 @@ Names = list[list[str]]  # of each group
 
 
 def _names(
-    groups: list[_Group], model: Named, candidates: Mapping[str, Shape], order: Order | None
+    groups: list[_Group], model: NamedTensors, candidates: Mapping[str, Shape], order: Order | None
 ) -> tuple[Names, str]:
     if order is not None:
         return _said(groups, model, candidates, order.take()), order.origin
@@ -322,7 +322,7 @@ def _slots(group: _Group, unknown: Callable[[str, Shape], bool] = lambda _, shap
     return Slots(len(group.params), fits)
 
 
-def _stated_names(groups: list[_Group], model: Named) -> tuple[Names, str] | None:
+def _stated_names(groups: list[_Group], model: NamedTensors) -> tuple[Names, str] | None:
     """Names in the dict itself, or torch's `param_names`."""
     out: Names = []
     how = "names in the optimizer's groups"
@@ -355,7 +355,7 @@ def _names_in(group: _Group) -> tuple[str, ...] | None:
     return None
 
 
-def _said(groups: list[_Group], model: Named, candidates: Mapping[str, Shape], order: Order) -> Names:
+def _said(groups: list[_Group], model: NamedTensors, candidates: Mapping[str, Shape], order: Order) -> Names:
     """Names by the caller's order, group after group."""
     rooms = [len(group.params) for group in groups]
     if not order.names:
@@ -598,7 +598,7 @@ def put_numbers(source: Checkpoint, storages: Storages, states: MutableMapping[s
         states.setdefault(str(name), {}).update(storages.value(more))
 
 
-def noted_empty(named: Named, facts: OptimizerFacts) -> dict[str, object]:
+def noted_empty(named: NamedTensors, facts: OptimizerFacts) -> dict[str, object]:
     """The blob of tensors without elements.
 
     Their states and numbers are taken out of the facts.

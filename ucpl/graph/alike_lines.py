@@ -10,7 +10,7 @@ from collections import defaultdict
 import numpy as np
 from attrs import evolve
 
-from ucpl.graph.graph import AlikeLines, Graph, Joined, Joint, Lanes
+from ucpl.graph.graph import AlikeLines, Graph, JoinedMoves, Joint, Lanes
 from ucpl.placement import Part, Placement
 
 __all__ = ["each_alike_line", "alike_lines_of"]
@@ -63,7 +63,7 @@ def each_alike_line(graph: Graph) -> Graph:
     return graph.with_joints(lambda joint: joint if joint.moves is None else _told(graph, joint, joint.moves))
 
 
-def _told(graph: Graph, joint: Joint, moves: Joined) -> Joint:
+def _told(graph: Graph, joint: Joint, moves: JoinedMoves) -> Joint:
     tables = []
     left = np.ones(len(moves), dtype=np.bool_)
     for alike in joint.alike:
@@ -83,4 +83,4 @@ def _told(graph: Graph, joint: Joint, moves: Joined) -> Joint:
                 target_part=alike.targets[each],
             )
         )
-    return evolve(joint, alike=(), moves=Joined.concat([moves.take(left), *tables], moves.width))
+    return evolve(joint, alike=(), moves=JoinedMoves.concat([moves.take(left), *tables], moves.width))

@@ -13,7 +13,7 @@ from attrs import evolve
 
 from ucpl.errors import Label, fail
 from ucpl.extents import AS_U8, EXACT, PAIRED, StoredTensor, bits_of, holds, wide
-from ucpl.graph.graph import Graph, Joined, Joint
+from ucpl.graph.graph import Graph, JoinedMoves, Joint
 from ucpl.layout.scope import at
 from ucpl.placement import Part, Placement
 from ucpl.placement.bytes_of_two import dim_of_pairs
@@ -98,7 +98,7 @@ class _Settler:
         self.targets = _Known.of(tuple(s.dtypes for s in graph.targets.shelves), graph.targets.starts.tolist())
         self.stated = _Known.of(tuple(s.dtypes for s in graph.targets.shelves), graph.targets.starts.tolist())
 
-    def lane(self, joint: Joint, moves: Joined, number: int) -> None:
+    def lane(self, joint: Joint, moves: JoinedMoves, number: int) -> None:
         first, lane = joint.lanes[0], joint.lanes[number]
         pairs = distinct([moves.source_part, moves.target_part])
         for s, t in zip(moves.source_part[pairs].tolist(), moves.target_part[pairs].tolist(), strict=True):
@@ -145,7 +145,7 @@ class _Settler:
         _check_bits((self.graph.sources[homes[0]], self.graph.targets[homes[1]]), dtypes, both, kind)
         _check_one_order(sides, both, dtypes)
 
-    def product(self, moves: Joined) -> None:
+    def product(self, moves: JoinedMoves) -> None:
         """Scales are floating numbers. E305, E317."""
         for s in each(moves.source_part):
             read = self.graph.reads[s]
@@ -203,7 +203,7 @@ class _Settler:
         """
         return self.graph.target.parts[part].lossy or self.graph.target.parts[part].exact
 
-    def homes(self, moves: Joined) -> Iterator[tuple[int, int]]:
+    def homes(self, moves: JoinedMoves) -> Iterator[tuple[int, int]]:
         """Pairs of stored tensors between which elements move."""
         source, target = self.graph.spaces
         each = expanded(moves, source, target)

@@ -19,7 +19,7 @@ from ucpl.tables import I64, Moves, Space
 from ucpl.tables.operations import Digits, Flow, Node, Read, Write, flows, net_text
 from ucpl.tables.table import column
 
-__all__ = ["Drawn", "Graph", "Joined", "Joint", "AlikeLines", "Lanes", "SourceBoxes", "TargetBoxes"]
+__all__ = ["Drawn", "Graph", "JoinedMoves", "Joint", "AlikeLines", "Lanes", "SourceBoxes", "TargetBoxes"]
 
 
 @frozen(slots=False)
@@ -89,7 +89,7 @@ class TargetBoxes:
 
 
 @frozen(eq=False)
-class Joined(Moves):
+class JoinedMoves(Moves):
     """Moves that know the parts that they are from and for."""
 
     source_part: I64 = column()
@@ -109,7 +109,7 @@ class Joint:
     derived: bool
     alike: tuple[AlikeLines, ...] = ()
     over: Digits = ()  # of a mean or sum: the axes along which its members differ
-    moves: Joined | None = None
+    moves: JoinedMoves | None = None
     scaled: bool = False
 
     def __str__(self) -> str:
@@ -158,7 +158,7 @@ class Graph:
         net.add_edges_from((here[a], here[b]) for a, after in self.net.adj.items() for b in after)
         return evolve(self, net=net)
 
-    def with_moves(self, change: Callable[[Joined], Joined]) -> Graph:
+    def with_moves(self, change: Callable[[JoinedMoves], JoinedMoves]) -> Graph:
         """The graph with other moves in its joints."""
         return self.with_joints(lambda j: j if j.moves is None else evolve(j, moves=change(j.moves)))
 

@@ -25,7 +25,7 @@ from ucpl.placement import Placement, element_name
 from ucpl.placement.boxes import overlaps, subtract
 from ucpl.records import define, frozen
 from ucpl.tables import I64, Moves, join_runs, straighten
-from ucpl.tables import Side as Boxes
+from ucpl.tables import MoveSide as Boxes
 from ucpl.tables.operations import Fill
 
 __all__ = ["Filler", "MissingBoxes", "itself_of", "line_to_write", "reject_absent"]

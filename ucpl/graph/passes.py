@@ -17,7 +17,7 @@ from attrs import evolve
 
 from ucpl.graph.alike_lines import each_alike_line
 from ucpl.graph.casts import settle
-from ucpl.graph.graph import Drawn, Graph, Joined, Joint, SourceBoxes, TargetBoxes
+from ucpl.graph.graph import Drawn, Graph, JoinedMoves, Joint, SourceBoxes, TargetBoxes
 from ucpl.graph.rows import StoredBoxes
 from ucpl.placement.boxes import overlaps
 from ucpl.tables import I64, join_runs, numbered, straighten
@@ -63,11 +63,11 @@ def meet(graph: Graph) -> Graph:
     return made
 
 
-def _shared(source: StoredBoxes, target: StoredBoxes) -> Joined:
+def _shared(source: StoredBoxes, target: StoredBoxes) -> JoinedMoves:
     j, i = overlaps(target.tensor, target.low, target.high, source.tensor, source.low, source.high)
     low = np.maximum(source.low[i], target.low[j])
     shape = np.minimum(source.high[i], target.high[j]) - low
-    return Joined(
+    return JoinedMoves(
         target.tensor[j],
         source.offset[i] + ((low - source.low[i]) * source.stride[i]).sum(axis=1),
         target.offset[j] + ((low - target.low[j]) * target.stride[j]).sum(axis=1),
@@ -129,7 +129,7 @@ def deal(graph: Graph) -> Graph:
     return evolve(graph, net=net)
 
 
-def _by_entry(graph: Graph, moves: Joined) -> Iterator[tuple[Joined, Values]]:
+def _by_entry(graph: Graph, moves: JoinedMoves) -> Iterator[tuple[JoinedMoves, Values]]:
     """Rows of one target part by stored value, in the target's order.
 
     All of a group have one value on each side.
@@ -143,7 +143,7 @@ def _by_entry(graph: Graph, moves: Joined) -> Iterator[tuple[Joined, Values]]:
         yield ordered.take(slice(first, last)), values[int(value[first])]
 
 
-def _values(graph: Graph, moves: Joined) -> tuple[list[Values], I64]:
+def _values(graph: Graph, moves: JoinedMoves) -> tuple[list[Values], I64]:
     """Stored values on both sides of moves, and each move's number."""
     sides = (graph.source, moves.source_part), (graph.target, moves.target_part)
     columns = [moves.source_part, moves.target_part]
@@ -178,7 +178,7 @@ def _lanes(graph: Graph, joint: Joint, target: int) -> tuple[Lane, ...]:
 
 
 def _dealt(
-    graph: Graph, joint: Joint, moves: Joined, lanes: tuple[Lane, ...], value: Values
+    graph: Graph, joint: Joint, moves: JoinedMoves, lanes: tuple[Lane, ...], value: Values
 ) -> tuple[Extract, Merge | Reduce | Derive | Scale | Check, Split | Check]:
     part = graph.target.parts[int(moves.target_part[0])]
     extract = Extract(part.label, lanes, moves.source_side, value[0])

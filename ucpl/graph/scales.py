@@ -13,7 +13,7 @@ import numpy as np
 
 from ucpl.errors import Label, fail
 from ucpl.graph.copies import Chosen
-from ucpl.graph.graph import Joined
+from ucpl.graph.graph import JoinedMoves
 from ucpl.graph.rows import StoredBoxes
 from ucpl.layout.layout import Scaling
 from ucpl.layout.scope import at
@@ -39,7 +39,7 @@ def reject_quantising(source: Placement, target: Placement, path: str) -> NoRetu
     )
 
 
-def blockwise(placement: Placement, scales: Chosen, kept: StoredBoxes) -> Joined:
+def blockwise(placement: Placement, scales: Chosen, kept: StoredBoxes) -> JoinedMoves:
     """Moves of scales to the boxes of a target that they scale.
 
     Raises E317 for scales that are means.
@@ -65,10 +65,10 @@ def blockwise(placement: Placement, scales: Chosen, kept: StoredBoxes) -> Joined
         rows = scales.primary.take(np.isin(scales.primary.tensor, numbers))
         mine = kept.take(np.isin(kept.tensor, owner[numbers]))
         found.append(_met(scaling, rows.replace(tensor=owner[rows.tensor]), mine))
-    return Joined.concat(found, 2 * kept.width)
+    return JoinedMoves.concat(found, 2 * kept.width)
 
 
-def _met(scaling: Scaling, scales: StoredBoxes, kept: StoredBoxes) -> Joined:
+def _met(scaling: Scaling, scales: StoredBoxes, kept: StoredBoxes) -> JoinedMoves:
     """Boxes of scales of one kind with the boxes that they reach.
 
     They are cut at the edges of blocks.
@@ -93,7 +93,7 @@ def _met(scaling: Scaling, scales: StoredBoxes, kept: StoredBoxes) -> Joined:
     shape[:, 0::2], shape[:, 1::2] = count, inner
     along[:, 0::2], along[:, 1::2] = step[i], 0
     apart[:, 0::2], apart[:, 1::2] = there * inner, there
-    return Joined(kept.tensor[j], source, target, shape, along, apart, scales.part[i], kept.part[j])
+    return JoinedMoves(kept.tensor[j], source, target, shape, along, apart, scales.part[i], kept.part[j])
 
 
 def _at_edges(low: I64, high: I64, size: I64) -> tuple[I64, I64, I64]:

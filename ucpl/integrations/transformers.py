@@ -24,7 +24,7 @@ class Arguments(Protocol):
     output_dir: str
 
 
-class State(Protocol):
+class TrainerStateLike(Protocol):
     """transformers' TrainerState."""
 
     global_step: int
@@ -33,7 +33,7 @@ class State(Protocol):
 class UcplCallback(SavesVerified, TrainerCallback):  # type: ignore[misc,unused-ignore]
     """Verify each checkpoint after it is saved."""
 
-    def on_save(self, args: Arguments, state: State, control: object, **kwargs: object) -> None:
+    def on_save(self, args: Arguments, state: TrainerStateLike, control: object, **kwargs: object) -> None:
         path = Path(args.output_dir, f"checkpoint-{state.global_step}")
         ranks = PartialState()
         ranks.wait_for_everyone()  # the files of all ranks are there

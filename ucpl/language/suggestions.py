@@ -30,7 +30,7 @@ from ucpl.language.tables import Tables
 from ucpl.language.words import CLAUSE_WORDS, ELEMENT_TYPES, LAYOUT_WORDS, MODEL_WORDS
 from ucpl.records import frozen
 
-__all__ = ["Instead", "Row", "instead_of", "rows"]
+__all__ = ["Instead", "SuggestionRow", "instead_of", "rows"]
 
 _ROUNDS_MAX = 6  # proposals in one line
 _FRAMES = {"l": "ucpl 1\nlayout x() of y {\n", "m": "ucpl 1\nmodel y {\n", "t": "ucpl 1\n", "h": "", "c": ""}
@@ -51,7 +51,7 @@ class Instead:
 
 
 @frozen
-class Row:
+class SuggestionRow:
     """One row of the table."""
 
     why: str  # may name groups of the match, as \\1
@@ -74,9 +74,9 @@ class Row:
 
 
 @cache
-def rows() -> tuple[Row, ...]:
+def rows() -> tuple[SuggestionRow, ...]:
     """All rows, in the order in which they are tried."""
-    return tuple(Row(**row) for kind in ("version", "row") for row in table()[kind])  # type: ignore[attr-defined]
+    return tuple(SuggestionRow(**row) for kind in ("version", "row") for row in table()[kind])  # type: ignore[attr-defined]
 
 
 # ---- the parser's answer ---------------------------------------------------------------------------------------------

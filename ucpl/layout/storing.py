@@ -43,13 +43,13 @@ __all__ = [
 
 
 @frozen
-class Copies:
+class CopyPolicy:
     how: Policy = Policy.SAME  # how copies along `axes` are put together; same: there is nothing to put together
     axes: tuple[str, ...] = ()
     loose: tuple[str, ...] = ()  # along these one is trusted
 
 
-def copies_of(clauses: Iterable[nodes.Clause], mesh_axes: Set[str]) -> Copies:
+def copies_of(clauses: Iterable[nodes.Clause], mesh_axes: Set[str]) -> CopyPolicy:
     """Policies of copies along each axis.
 
     It is `same` for all that no clause names. Raises E148, E154.
@@ -65,7 +65,7 @@ def copies_of(clauses: Iterable[nodes.Clause], mesh_axes: Set[str]) -> Copies:
     other = next((c for c in together if c.args[0] != together[0].args[0]), None)
     if other is not None:
         _two("how copies are put together", together[0], other)
-    return Copies(
+    return CopyPolicy(
         Policy[together[0].args[0].upper()] if together else Policy.SAME,
         tuple(a for a, c in said.items() if c in together),
         tuple(a for a, c in said.items() if c.args[0] == "any"),

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from ucpl.errors import Label, UcplError, fail
 from ucpl.records import frozen
 
-__all__ = ["Ranks", "text_of"]
+__all__ = ["JobRanks", "text_of"]
 
 SAID_MAX = 500  # characters of an error that ranks send each other
 
@@ -37,7 +37,7 @@ def _code_of(error: BaseException) -> str:
 
 
 @frozen(eq=False)
-class Ranks:
+class JobRanks:
     """The ranks of a process group; without a group, the process itself.
 
     code, words: the error of the other ranks, and their text about the rank that failed.
@@ -50,7 +50,7 @@ class Ranks:
     words: str
 
     @classmethod
-    def of(cls, group: dist.ProcessGroup | None = None, code: str = "E644", words: str = "failed") -> Ranks:
+    def of(cls, group: dist.ProcessGroup | None = None, code: str = "E644", words: str = "failed") -> JobRanks:
         """Raises: UcplError E622 of a process that is not in the group."""
         if not (dist.is_available() and dist.is_initialized()):
             return cls(None, 0, 1, code, words)

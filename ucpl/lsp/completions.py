@@ -9,7 +9,7 @@ from ucpl.language.quoting import is_dotted, quote
 from ucpl.language.source import version_of
 from ucpl.lsp.context import CursorContext, hole_at, wanted
 from ucpl.lsp.definitions import Definition, definitions_of, lefts_of
-from ucpl.lsp.files import Texts, shipped_blocks
+from ucpl.lsp.files import EditorTexts, shipped_blocks
 from ucpl.lsp.names import BlockInFile, KnownName, blocks_known, find_block, model_of, visible
 from ucpl.lsp.outline import BLOCKS, TextBlock, continuing_words
 from ucpl.lsp.words import FUNCTIONS, TEMPLATE_NAMES, WORDS
@@ -41,7 +41,7 @@ class Completion:
     text: str = ""  # the inserted text, if it is not the label
 
 
-def completions(texts: Texts, context: CursorContext) -> list[Completion]:
+def completions(texts: EditorTexts, context: CursorContext) -> list[Completion]:
     """Everything that can stand at a place, each name once."""
     token = context.token
     if token is not None and token.kind == "comment":
@@ -77,7 +77,7 @@ def _written(label: str, kind: str) -> str:
 # ---- names -----------------------------------------------------------------------------------------------------------
 
 
-def _names(texts: Texts, context: CursorContext) -> Iterator[Proposal]:
+def _names(texts: EditorTexts, context: CursorContext) -> Iterator[Proposal]:
     kinds = wanted(context)
     if context.statement is None and context.block.kind == "layout":
         yield from _tensors_left(texts, context.place)
@@ -100,7 +100,7 @@ def _names(texts: Texts, context: CursorContext) -> Iterator[Proposal]:
         yield "config.", "config", "a value of the config.json"
 
 
-def _arguments(texts: Texts, context: CursorContext) -> Iterator[Proposal]:
+def _arguments(texts: EditorTexts, context: CursorContext) -> Iterator[Proposal]:
     """The parameters of the called layout or model, where an argument begins."""
     if context.previous not in ("(", ",") or context.word not in ("model", "layout", "plan", "use"):
         return
@@ -111,7 +111,7 @@ def _arguments(texts: Texts, context: CursorContext) -> Iterator[Proposal]:
             yield f"{one.name} = ", "parameter", f"of {context.called}"
 
 
-def _blocks(texts: Texts, context: CursorContext, kinds: Iterable[str]) -> Iterator[Proposal]:
+def _blocks(texts: EditorTexts, context: CursorContext, kinds: Iterable[str]) -> Iterator[Proposal]:
     path = context.place.path
     if context.word == "from" and context.statement is not None:
         path = texts.imported(path, context.statement.tokens[1].value) or path
@@ -133,7 +133,7 @@ def _detail(definition: Definition) -> str:
     return words if len(words) < 80 else f"{words[:78]} …"
 
 
-def _tensors_left(texts: Texts, place: BlockInFile) -> Iterator[Proposal]:
+def _tensors_left(texts: EditorTexts, place: BlockInFile) -> Iterator[Proposal]:
     """The tensors of the model.
 
     Those without a line in the layout come first.
@@ -147,7 +147,7 @@ def _tensors_left(texts: Texts, place: BlockInFile) -> Iterator[Proposal]:
         yield known.name, "tensor", _detail(known.definition)
 
 
-def _dims_of(texts: Texts, context: CursorContext, known: list[KnownName]) -> Iterator[Proposal]:
+def _dims_of(texts: EditorTexts, context: CursorContext, known: list[KnownName]) -> Iterator[Proposal]:
     """Dims of the entry's tensor that its line lacks.
 
     For a fused one, all dims, and labels.
@@ -232,7 +232,7 @@ def _around(text: str, block: TextBlock) -> str:
 # ---- in quotes -------------------------------------------------------------------------------------------------------
 
 
-def _in_text(texts: Texts, context: CursorContext) -> Iterator[Proposal]:
+def _in_text(texts: EditorTexts, context: CursorContext) -> Iterator[Proposal]:
     token = context.token
     assert token is not None
     if context.word == "from":
@@ -251,7 +251,7 @@ def _in_text(texts: Texts, context: CursorContext) -> Iterator[Proposal]:
                 yield known.name, known.kind, _detail(known.definition)
 
 
-def _files_beside(texts: Texts, path: str) -> Iterator[Proposal]:
+def _files_beside(texts: EditorTexts, path: str) -> Iterator[Proposal]:
     folder = os.path.dirname(path)
     try:
         beside = sorted(n for n in os.listdir(folder) if n.endswith(".ucpl") and n != os.path.basename(path))
@@ -261,7 +261,7 @@ def _files_beside(texts: Texts, path: str) -> Iterator[Proposal]:
     yield from ((name, "file", "shipped") for name, _ in spec_files())
 
 
-def _config_keys(texts: Texts, context: CursorContext) -> Iterator[Proposal]:
+def _config_keys(texts: EditorTexts, context: CursorContext) -> Iterator[Proposal]:
     """The keys of the config.json below the typed path."""
     config = texts.config(context.place.path)
     steps = context.typed.split(".")[1:-1]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from attrs import evolve
 
-from ucpl.lsp.files import Texts
+from ucpl.lsp.files import EditorTexts
 from ucpl.lsp.names import BlockInFile
 from ucpl.lsp.outline import BLOCKS, Outline, Statement, TextBlock
 from ucpl.lsp.tokens import Token
@@ -80,7 +80,7 @@ class CursorContext:
         return self.before[-1].text if self.before else ""
 
 
-def context_at(texts: Texts, path: str, offset: int) -> CursorContext | None:
+def context_at(texts: EditorTexts, path: str, offset: int) -> CursorContext | None:
     """The context of a place; None in an unreadable file."""
     outline = texts.outline(path)
     if outline is None:

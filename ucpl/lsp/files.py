@@ -16,7 +16,7 @@ from ucpl.records import define, frozen
 from ucpl.resources import spec_files
 from ucpl.texts import Json, json_object, text_at
 
-__all__ = ["Config", "Texts", "is_shipped", "shipped_blocks", "shipped_path"]
+__all__ = ["Config", "EditorTexts", "is_shipped", "shipped_blocks", "shipped_path"]
 
 SHIPPED = "specs/"  # the compiler's name of the folder of the shipped files
 
@@ -30,7 +30,7 @@ class Config:
 
 
 @define
-class Texts:
+class EditorTexts:
     """Texts by absolute path. An open text counts, saved or not."""
 
     opened: dict[str, str] = field(factory=dict)

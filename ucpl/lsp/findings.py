@@ -6,7 +6,7 @@ import os
 
 from ucpl.errors import Diagnostic, Label
 from ucpl.lint.rules import Remark
-from ucpl.lsp.files import Texts, shipped_path
+from ucpl.lsp.files import EditorTexts, shipped_path
 from ucpl.lsp.mending import faults
 from ucpl.lsp.outline import Outline
 from ucpl.records import frozen
@@ -42,7 +42,7 @@ class Finding:
     rule: str = ""
 
 
-def findings(texts: Texts, path: str) -> list[Finding]:
+def findings(texts: EditorTexts, path: str) -> list[Finding]:
     """The findings of `ucpl check` for a file in the editor.
 
     They are about its text, else about its names and numbers.
@@ -65,7 +65,7 @@ def findings(texts: Texts, path: str) -> list[Finding]:
     ]
 
 
-def _finding(texts: Texts, path: str, outline: Outline, diagnostic: Diagnostic) -> Finding:
+def _finding(texts: EditorTexts, path: str, outline: Outline, diagnostic: Diagnostic) -> Finding:
     here = [label for label in diagnostic.labels if label.file == path and label.line is not None]
     first = here[0] if here else None
     others = tuple(_related(texts, path, label) for label in diagnostic.labels if label is not first)
@@ -82,7 +82,7 @@ def _range(label: Label) -> tuple[tuple[int, int], tuple[int, int]]:
     return (line, column), (line, column + max(1, label.length))
 
 
-def _related(texts: Texts, path: str, label: Label) -> Related:
+def _related(texts: EditorTexts, path: str, label: Label) -> Related:
     file = label.file if os.path.isabs(label.file) else shipped_path(label.file) or path
     start, stop = _range(label) if label.line is not None else ((0, 0), (0, 1))
     return Related(file, start, stop, label.text or label.where or "here")

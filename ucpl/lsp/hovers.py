@@ -8,7 +8,7 @@ from math import prod
 
 from ucpl.lsp.context import CursorContext
 from ucpl.lsp.definitions import lefts_of
-from ucpl.lsp.files import Config, Texts
+from ucpl.lsp.files import Config, EditorTexts
 from ucpl.lsp.names import BlockInFile, KnownName, model_of
 from ucpl.lsp.outline import Statement
 from ucpl.lsp.sizes import TensorShare, TextSizes
@@ -32,7 +32,7 @@ class Hover:
     stop: int
 
 
-def hover(texts: Texts, context: CursorContext, sizes: Callable[[str], TextSizes]) -> Hover | None:
+def hover(texts: EditorTexts, context: CursorContext, sizes: Callable[[str], TextSizes]) -> Hover | None:
     """The hover of the name at a place.
 
     `sizes`: of a file, by its path.
@@ -67,7 +67,7 @@ def _config_lines(config: Config | None, name: str) -> list[str]:
 
 
 def _lines(
-    texts: Texts, context: CursorContext, found: list[KnownName], sizes: Callable[[str], TextSizes]
+    texts: EditorTexts, context: CursorContext, found: list[KnownName], sizes: Callable[[str], TextSizes]
 ) -> Iterator[str]:
     first = found[0]
     for known in found:
@@ -83,7 +83,7 @@ def _lines(
         yield from _block_lines(first, sizes(first.path))
 
 
-def _shown(texts: Texts, known: KnownName) -> str:
+def _shown(texts: EditorTexts, known: KnownName) -> str:
     """The statement of a definition as it is written."""
     one: Statement = known.definition.statement
     outline = texts.outline(known.path)
@@ -91,7 +91,7 @@ def _shown(texts: Texts, known: KnownName) -> str:
     return text if len(text) <= LINE_MAX else f"{text[:LINE_MAX]} …"
 
 
-def _number_lines(texts: Texts, here: BlockInFile, known: KnownName, sizes: TextSizes) -> Iterator[str]:
+def _number_lines(texts: EditorTexts, here: BlockInFile, known: KnownName, sizes: TextSizes) -> Iterator[str]:
     value = sizes.number(here.block.name, known.name)
     what = {"let": "number", "axis": "mesh axis"}.get(known.kind, known.kind)
     if value is None and known.kind == "index":
@@ -111,7 +111,7 @@ def _number_lines(texts: Texts, here: BlockInFile, known: KnownName, sizes: Text
     yield f"{what} `{known.name}` = **{value}**" + (f", {', '.join(origins)}" if origins else "")
 
 
-def _rests_on_config(texts: Texts, known: KnownName) -> bool:
+def _rests_on_config(texts: EditorTexts, known: KnownName) -> bool:
     return "config." in _shown(texts, known)
 
 
@@ -121,7 +121,7 @@ def _entry_rows(context: CursorContext, path: str, sizes: TextSizes) -> list[str
     return [f"`{path}`", _table([held], 0)] if held is not None else []
 
 
-def _tensor_lines(texts: Texts, here: BlockInFile, known: KnownName, sizes: TextSizes) -> Iterator[str]:
+def _tensor_lines(texts: EditorTexts, here: BlockInFile, known: KnownName, sizes: TextSizes) -> Iterator[str]:
     model = model_of(texts, here)
     if model is None:
         return

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from attrs import evolve
 
 from ucpl.lsp.definitions import Definition, definitions_of
-from ucpl.lsp.files import Texts, shipped_blocks
+from ucpl.lsp.files import EditorTexts, shipped_blocks
 from ucpl.lsp.outline import BLOCKS, Outline, TextBlock
 from ucpl.records import frozen
 
@@ -44,7 +44,7 @@ class KnownName:
         return self.definition.name
 
 
-def find_block(texts: Texts, path: str, name: str, kinds: Sequence[str] = BLOCKS) -> BlockInFile | None:
+def find_block(texts: EditorTexts, path: str, name: str, kinds: Sequence[str] = BLOCKS) -> BlockInFile | None:
     """A file's model or layout by name: own, imported, shipped."""
     for place in _files(texts, path):
         block = place.outline.block(kinds, name)
@@ -54,13 +54,13 @@ def find_block(texts: Texts, path: str, name: str, kinds: Sequence[str] = BLOCKS
     return next((place for place in shipped if place is not None), None)
 
 
-def _in_file(texts: Texts, path: str, name: str, kinds: Sequence[str]) -> BlockInFile | None:
+def _in_file(texts: EditorTexts, path: str, name: str, kinds: Sequence[str]) -> BlockInFile | None:
     outline = texts.outline(path)
     block = outline.block(kinds, name) if outline is not None else None
     return BlockInFile(path, outline, block) if outline is not None and block is not None else None
 
 
-def _files(texts: Texts, path: str) -> Iterator[BlockInFile]:
+def _files(texts: EditorTexts, path: str) -> Iterator[BlockInFile]:
     """A file and its imports, each once.
 
     Every place is the top of its file.
@@ -80,14 +80,14 @@ def _files(texts: Texts, path: str) -> Iterator[BlockInFile]:
                 waiting += [found] if found is not None else []
 
 
-def blocks_known(texts: Texts, path: str) -> Iterator[tuple[str, TextBlock]]:
+def blocks_known(texts: EditorTexts, path: str) -> Iterator[tuple[str, TextBlock]]:
     """Models and layouts that a file has and imports."""
     for place in _files(texts, path):
         for block in place.outline.blocks:
             yield place.path, block
 
 
-def chain_of(texts: Texts, place: BlockInFile) -> list[BlockInFile]:
+def chain_of(texts: EditorTexts, place: BlockInFile) -> list[BlockInFile]:
     """A block and those that it extends, the outermost first."""
     out = [place]
     while out[-1].block.extends and len(out) < DEPTH_MAX:
@@ -98,7 +98,7 @@ def chain_of(texts: Texts, place: BlockInFile) -> list[BlockInFile]:
     return out
 
 
-def model_of(texts: Texts, place: BlockInFile) -> BlockInFile | None:
+def model_of(texts: EditorTexts, place: BlockInFile) -> BlockInFile | None:
     """The model that a layout is of; a model is its own."""
     if place.block.kind == "model":
         return place
@@ -106,7 +106,7 @@ def model_of(texts: Texts, place: BlockInFile) -> BlockInFile | None:
     return find_block(texts, place.path, of, ("model",)) if of and of != "any" else None
 
 
-def visible(texts: Texts, place: BlockInFile) -> list[KnownName]:
+def visible(texts: EditorTexts, place: BlockInFile) -> list[KnownName]:
     """Everything that has a name at a place, the nearest first."""
     found: list[KnownName] = []
     for one in chain_of(texts, place) if place.block.kind != "top" else ():
@@ -123,7 +123,7 @@ def visible(texts: Texts, place: BlockInFile) -> list[KnownName]:
     return found
 
 
-def _defined(texts: Texts, place: BlockInFile, depth: int) -> list[KnownName]:
+def _defined(texts: EditorTexts, place: BlockInFile, depth: int) -> list[KnownName]:
     """The names of a block, and those with a `use` prefix."""
     found = [KnownName(place.path, d) for d in definitions_of(place.outline, place.block)]
     for statement in place.block.statements:

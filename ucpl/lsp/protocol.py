@@ -15,7 +15,7 @@ from ucpl.lsp.completions import Completion
 from ucpl.lsp.definitions import Symbol
 from ucpl.lsp.findings import Finding, Related
 from ucpl.lsp.hovers import Hover
-from ucpl.lsp.references import Use
+from ucpl.lsp.references import NameUse
 from ucpl.lsp.service import Edit, Service
 from ucpl.lsp.targets import Target
 
@@ -108,10 +108,10 @@ class Wire:
     def target(self, path: str, found: Target) -> types.Location:
         return types.Location(uri_of(found.path), self.between(found.path, found.start, found.stop))
 
-    def use(self, found: Use) -> types.Location:
+    def use(self, found: NameUse) -> types.Location:
         return types.Location(uri_of(found.path), self.between(found.path, found.start, found.stop))
 
-    def renaming(self, edits: list[tuple[Use, str]]) -> types.WorkspaceEdit:
+    def renaming(self, edits: list[tuple[NameUse, str]]) -> types.WorkspaceEdit:
         changes: dict[str, list[types.TextEdit]] = {}
         for one, text in edits:
             edit = types.TextEdit(self.between(one.path, one.start, one.stop), text)

@@ -13,14 +13,14 @@ from ucpl.language.quoting import is_dotted, quote
 from ucpl.language.words import BRACKET_WORDS, CLAUSE_WORDS, LAYOUT_WORDS, MODEL_WORDS
 from ucpl.lsp.context import CursorContext, context_at
 from ucpl.lsp.definitions import definitions_of
-from ucpl.lsp.files import Texts, is_shipped
+from ucpl.lsp.files import EditorTexts, is_shipped
 from ucpl.lsp.names import KnownName, visible
 from ucpl.lsp.outline import BLOCKS
 from ucpl.lsp.targets import Target, meant
 from ucpl.lsp.tokens import Token
 from ucpl.records import frozen
 
-__all__ = ["NotRenamed", "Use", "references", "renamed", "renamed_part"]
+__all__ = ["NotRenamed", "NameUse", "references", "renamed", "renamed_part"]
 
 _FILES_MAX = 200  # of one folder
 _WHOLE = ("import", "prefix", "plan", "blob", "entry")  # kinds whose uses are parts of other names, or no names
@@ -34,7 +34,7 @@ class NotRenamed(Exception):
 
 
 @frozen
-class Use:
+class NameUse:
     """Characters start .. stop of a file that name a definition.
 
     `written`: all of the name, a label or a part of it.
@@ -47,7 +47,7 @@ class Use:
     is_quoted: bool = False
 
 
-def references(texts: Texts, context: CursorContext) -> list[Use]:
+def references(texts: EditorTexts, context: CursorContext) -> list[NameUse]:
     """All uses of the name at a place, its definition included."""
     known = _meant(texts, context)
     if known is None:
@@ -55,7 +55,7 @@ def references(texts: Texts, context: CursorContext) -> list[Use]:
     return [one for path in _searched(texts, context.place.path, known.path) for one in _uses(texts, path, known)]
 
 
-def renamed_part(texts: Texts, context: CursorContext) -> Target | None:
+def renamed_part(texts: EditorTexts, context: CursorContext) -> Target | None:
     """The characters at a place that `renamed` would replace."""
     path, offset = context.place.path, context.offset
     known = _meant(texts, context)
@@ -65,7 +65,7 @@ def renamed_part(texts: Texts, context: CursorContext) -> Target | None:
     return Target(path, here.start, here.stop) if here is not None else None
 
 
-def renamed(texts: Texts, context: CursorContext, new: str) -> list[tuple[Use, str]]:
+def renamed(texts: EditorTexts, context: CursorContext, new: str) -> list[tuple[NameUse, str]]:
     """Each use of the name at a place with its new text.
 
     Raises: NotRenamed, if the new name is taken, is no name, or a text would not parse.
@@ -94,7 +94,7 @@ def _can_be_renamed(known: KnownName) -> bool:
     return known.kind not in _WHOLE and not is_default and not is_shipped(known.path)
 
 
-def _new_text(use: Use, old: str, new: str) -> str:
+def _new_text(use: NameUse, old: str, new: str) -> str:
     if use.written == old:
         kept = use.is_quoted and is_dotted(old)  # quotes that the old name did not need
         return quote(new) if kept or not is_dotted(new) else new
@@ -105,7 +105,7 @@ def _new_text(use: Use, old: str, new: str) -> str:
     return new_last
 
 
-def _check_parses(texts: Texts, path: str, edits: list[tuple[Use, str]]) -> None:
+def _check_parses(texts: EditorTexts, path: str, edits: list[tuple[NameUse, str]]) -> None:
     before = texts.text(path) or ""
     after = before
     for one, text in sorted(edits, key=lambda edit: -edit[0].start):
@@ -123,7 +123,7 @@ def _check_parses(texts: Texts, path: str, edits: list[tuple[Use, str]]) -> None
 # ---- the search ------------------------------------------------------------------------------------------------------
 
 
-def _meant(texts: Texts, context: CursorContext) -> KnownName | None:
+def _meant(texts: EditorTexts, context: CursorContext) -> KnownName | None:
     """The definition that a place names, or defines."""
     token = context.token
     if token is None or not token.is_name:
@@ -137,7 +137,7 @@ def _meant(texts: Texts, context: CursorContext) -> KnownName | None:
     return _of_dim(texts, context, found[0]) if found else None
 
 
-def _of_dim(texts: Texts, context: CursorContext, known: KnownName) -> KnownName:
+def _of_dim(texts: EditorTexts, context: CursorContext, known: KnownName) -> KnownName:
     """The dim of an `index`; any other definition is its own."""
     if known.kind != "index":
         return known
@@ -145,7 +145,7 @@ def _of_dim(texts: Texts, context: CursorContext, known: KnownName) -> KnownName
     return next((one for one in named if one.kind == "dim" and one.name == known.name), known)
 
 
-def _searched(texts: Texts, *paths: str) -> Iterator[str]:
+def _searched(texts: EditorTexts, *paths: str) -> Iterator[str]:
     """The open texts, and the files of the folders of these paths."""
     found = [*paths, *texts.opened]
     for folder in {os.path.dirname(path) for path in paths if os.path.isabs(path) and not is_shipped(path)}:
@@ -155,7 +155,7 @@ def _searched(texts: Texts, *paths: str) -> Iterator[str]:
             yield path
 
 
-def _uses(texts: Texts, path: str, known: KnownName) -> Iterator[Use]:
+def _uses(texts: EditorTexts, path: str, known: KnownName) -> Iterator[NameUse]:
     outline = texts.outline(path)
     name = known.definition.token.value
     for token in outline.tokens if outline is not None else ():
@@ -164,7 +164,7 @@ def _uses(texts: Texts, path: str, known: KnownName) -> Iterator[Use]:
             one = _meant(texts, context) if context is not None else None
             if one is not None and _is_one(one, known):
                 stop = token.stop if is_quoted else start + len(written)
-                yield Use(path, start, stop, written, is_quoted)
+                yield NameUse(path, start, stop, written, is_quoted)
 
 
 def _is_one(one: KnownName, other: KnownName) -> bool:

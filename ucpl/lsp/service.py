@@ -12,11 +12,11 @@ from ucpl.errors import UcplError
 from ucpl.lsp.completions import Completion, completions
 from ucpl.lsp.context import CursorContext, context_at
 from ucpl.lsp.definitions import Symbol, symbols
-from ucpl.lsp.files import Texts
+from ucpl.lsp.files import EditorTexts
 from ucpl.lsp.findings import Finding, findings
 from ucpl.lsp.hovers import Hover, hover
 from ucpl.lsp.outline import Outline
-from ucpl.lsp.references import Use, references, renamed, renamed_part
+from ucpl.lsp.references import NameUse, references, renamed, renamed_part
 from ucpl.lsp.sizes import TextSizes, sizes_of
 from ucpl.lsp.targets import Target, targets
 from ucpl.lsp.tokens import LineStarts
@@ -41,7 +41,7 @@ class Edit:
 class Service:
     """The requests of an editor. Places are offsets in characters."""
 
-    texts: Texts = field(factory=Texts)
+    texts: EditorTexts = field(factory=EditorTexts)
     version: int = 0  # counts changes of any text or setting
     _sizes: dict[str, tuple[int, TextSizes]] = field(factory=dict)
 
@@ -90,13 +90,13 @@ class Service:
     def targets(self, path: str, offset: int) -> list[Target]:
         return self._at(path, offset, lambda c: targets(self.texts, c)) or []
 
-    def references(self, path: str, offset: int) -> list[Use]:
+    def references(self, path: str, offset: int) -> list[NameUse]:
         return self._at(path, offset, lambda c: references(self.texts, c)) or []
 
     def renamed_part(self, path: str, offset: int) -> Target | None:
         return self._at(path, offset, lambda c: renamed_part(self.texts, c))
 
-    def renamed(self, path: str, offset: int, new: str) -> list[tuple[Use, str]]:
+    def renamed(self, path: str, offset: int, new: str) -> list[tuple[NameUse, str]]:
         """The uses of a name with their new texts. Raises: NotRenamed."""
         return self._at(path, offset, lambda c: renamed(self.texts, c, new)) or []
 

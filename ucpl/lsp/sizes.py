@@ -16,7 +16,7 @@ from attrs import field
 
 from ucpl.errors import UcplError
 from ucpl.language import nodes
-from ucpl.lsp.files import Config, Texts
+from ucpl.lsp.files import Config, EditorTexts
 from ucpl.lsp.mending import mended
 from ucpl.records import define, frozen
 
@@ -242,7 +242,7 @@ def _short_call(layout: Layout) -> str:
     return f"{layout.name}({', '.join(said)})"
 
 
-def sizes_of(texts: Texts, path: str) -> TextSizes:
+def sizes_of(texts: EditorTexts, path: str) -> TextSizes:
     """The values of a file in the editor.
 
     If it does not parse, of the statements without faults.

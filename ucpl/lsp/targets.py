@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from ucpl.lsp.context import CursorContext, name_in_hole, wanted
 from ucpl.lsp.definitions import definitions_of
-from ucpl.lsp.files import Texts
+from ucpl.lsp.files import EditorTexts
 from ucpl.lsp.names import BlockInFile, KnownName, find_block, visible
 from ucpl.records import frozen
 
@@ -33,7 +33,7 @@ class Target:
     last: int = 0
 
 
-def targets(texts: Texts, context: CursorContext) -> list[Target]:
+def targets(texts: EditorTexts, context: CursorContext) -> list[Target]:
     """The definitions of the name at a place.
 
     All lines of a tensor under a condition.
@@ -54,7 +54,7 @@ def _target(known: KnownName) -> Target:
     return Target(known.path, one.token.start, one.token.stop, one.statement.start, one.statement.stop)
 
 
-def meant(texts: Texts, context: CursorContext) -> list[KnownName]:
+def meant(texts: EditorTexts, context: CursorContext) -> list[KnownName]:
     """The possible definitions of the name at a place.
 
     All are of one kind and one block.
@@ -78,7 +78,7 @@ def meant(texts: Texts, context: CursorContext) -> list[KnownName]:
     return []
 
 
-def _argument(texts: Texts, context: CursorContext, name: str) -> KnownName | None:
+def _argument(texts: EditorTexts, context: CursorContext, name: str) -> KnownName | None:
     """The parameter that an argument by name is of."""
     if context.following != "=" or context.word not in ("model", "layout", "plan", "use"):
         return None
@@ -100,7 +100,7 @@ def _is_text(context: CursorContext) -> bool:
     return context.previous in ("as", "key") or context.word in ("file", "assert", "from")
 
 
-def _block_named(texts: Texts, context: CursorContext, name: str, kinds: tuple[str, ...]) -> list[KnownName]:
+def _block_named(texts: EditorTexts, context: CursorContext, name: str, kinds: tuple[str, ...]) -> list[KnownName]:
     path = context.place.path
     if context.word == "from" and len(context.statement.tokens if context.statement else ()) > 1:
         assert context.statement is not None
@@ -136,7 +136,7 @@ def _best(found: list[KnownName], kinds: tuple[str, ...]) -> list[KnownName]:
     return [k for k in found if k.kind == first.kind and k.definition.block is first.definition.block]
 
 
-def _in_config(texts: Texts, context: CursorContext, name: str) -> list[Target]:
+def _in_config(texts: EditorTexts, context: CursorContext, name: str) -> list[Target]:
     """The line of the config.json that has the key."""
     config = texts.config(context.place.path)
     text = texts.text(config.path) if config is not None else None

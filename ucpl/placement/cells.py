@@ -18,7 +18,7 @@ Digit = tuple[str, int, int, int]  # (name, low, high, stride in elements)
 
 
 @frozen(slots=False)
-class Range:
+class DimRange:
     """Indices low..high of one dim (or digit)."""
 
     dim: str
@@ -99,7 +99,7 @@ class Labelled:
         return self.cells.length
 
 
-Cells = Range | Padding | Same | Product | Concat | Labelled
+Cells = DimRange | Padding | Same | Product | Concat | Labelled
 
 
 def cut(cells: Cells, low: int, high: int) -> Cells:
@@ -111,8 +111,8 @@ def cut(cells: Cells, low: int, high: int) -> Cells:
     if (low, high) == (0, length):
         return cells
     match cells:
-        case Range():
-            return Range(cells.dim, cells.low + low, cells.low + high)
+        case DimRange():
+            return DimRange(cells.dim, cells.low + low, cells.low + high)
         case Padding():
             return Padding(high - low, cells.kind, cells.dim, cells.low + low)
         case Same():
@@ -185,7 +185,7 @@ def _padding_at_end(cells: Cells) -> int:
     match cells:
         case Padding():
             return 0 if cells.kind == "live" else cells.length
-        case Range() | Same():
+        case DimRange() | Same():
             return 0
         case Labelled():
             return _padding_at_end(cells.cells)
@@ -231,7 +231,7 @@ def build(
             if bound and name in bound:
                 rest = {k: v for k, v in bound.items() if k != name}
                 return build(bound[name], sizes, degrees, here, rest, each, flat)
-            return Range(name, axis.low, sizes[name] if axis.high is None else axis.high)
+            return DimRange(name, axis.low, sizes[name] if axis.high is None else axis.high)
         case ax.Stack(terms=terms):
             parts: list[Cells] = []
             for term in terms:
@@ -242,7 +242,7 @@ def build(
         case ax.Pad(axis=node, multiple=multiple, kind=kind):
             cells = inner(node)
             missing = -cells.length % multiple
-            dim = cells.dim if kind == "live" and isinstance(cells, Range) else None
+            dim = cells.dim if kind == "live" and isinstance(cells, DimRange) else None
             return Concat((cells, Padding(missing, kind, dim))) if missing else cells
         case ax.Trim(axis=node):
             return trim(inner(node))
@@ -284,7 +284,7 @@ def pieces_of(cells: Cells) -> list[DigitBox]:
     Padding is in none, but live rows of a dim are.
     """
     match cells:
-        case Range(dim=dim, low=low, high=high):
+        case DimRange(dim=dim, low=low, high=high):
             return [DigitBox(None, None, ((dim, low, high, 1),), 0)] if high > low else []
         case Same(count=count):
             return [DigitBox(None, None, (), n) for n in range(count)]
@@ -342,7 +342,7 @@ def behind(piece: DigitBox, count: int) -> DigitBox:
 def padding_of(cells: Cells) -> dict[ax.PadKind, int]:
     """Number of padding cells by kind."""
     match cells:
-        case Range() | Same():
+        case DimRange() | Same():
             return {}
         case Padding():
             return {cells.kind: cells.count}

@@ -12,14 +12,14 @@ from itertools import product
 
 from ucpl.records import frozen
 
-__all__ = ["Box", "Piece", "piece_of", "through", "within"]
+__all__ = ["StridedBox", "DialectPiece", "piece_of", "through", "within"]
 
 Digit = tuple[int, int, int]  # a logical dim, its step along an axis of the named tensor, and its size in the piece
 Span = tuple[int, int]
 
 
 @frozen
-class Piece:
+class DialectPiece:
     """A box of a logical tensor in a named tensor.
 
     x[a] = base[a] + sum of step * (index - low) over the digits of axis a.
@@ -32,7 +32,7 @@ class Piece:
 
 
 @frozen
-class Box:
+class StridedBox:
     """Logical elements low..high: the first at `offset`, by `stride` along each dim."""
 
     low: tuple[int, ...]
@@ -43,7 +43,7 @@ class Box:
 
 def piece_of(
     shape: tuple[int, ...], low: tuple[int, ...], high: tuple[int, ...], offset: int, stride: tuple[int, ...]
-) -> Piece:
+) -> DialectPiece:
     """Steps of a box along each axis of a named tensor.
 
     They follow from the box's place in this shape, row-major.
@@ -57,7 +57,7 @@ def piece_of(
             axis = next(x for x, n in enumerate(rows) if n <= step and step < n * shape[x])
             digits[axis].append((dim, step // rows[axis], b - a))
     base = tuple(offset // row % n for row, n in zip(rows, shape, strict=True))
-    return Piece(low, high, base, tuple(tuple(sorted(of, key=lambda d: -d[1])) for of in digits))
+    return DialectPiece(low, high, base, tuple(tuple(sorted(of, key=lambda d: -d[1])) for of in digits))
 
 
 def within(digits: tuple[Digit, ...], low: int, high: int) -> list[dict[int, Span]]:
@@ -84,8 +84,8 @@ def within(digits: tuple[Digit, ...], low: int, high: int) -> list[dict[int, Spa
 
 
 def through(
-    piece: Piece, low: tuple[int, ...], high: tuple[int, ...], offset: int, stride: tuple[int, ...]
-) -> list[Box]:
+    piece: DialectPiece, low: tuple[int, ...], high: tuple[int, ...], offset: int, stride: tuple[int, ...]
+) -> list[StridedBox]:
     """Part of a piece inside a box of the named tensor.
 
     The box begins at `offset` and has these strides.
@@ -104,5 +104,5 @@ def through(
             at += step * (base - first + sum(s * spans[d][0] for d, s, _ in of))
             for d, s, _ in of:
                 steps[d] = step * s
-        out.append(Box(begin, end, at, tuple(steps)))
+        out.append(StridedBox(begin, end, at, tuple(steps)))
     return out

@@ -20,9 +20,9 @@ from ucpl.layout.scope import at
 from ucpl.placement.cells import (
     Cells,
     Concat,
+    DimRange,
     Labelled,
     Product,
-    Range,
     build,
     cut,
     padding_of,
@@ -469,7 +469,7 @@ def parts_of(axis: ax.Axis) -> list[tuple[int, int]] | None:
 
 def _enumerate(cells: Cells) -> list[tuple[tuple[str, int], ...]]:
     match cells:
-        case Range(dim=dim, low=low, high=high):
+        case DimRange(dim=dim, low=low, high=high):
             return [((dim, v),) for v in range(low, high)]
         case Product(factors=factors):
             return [tuple(d for c in combo for d in c) for combo in product(*map(_enumerate, factors))]
@@ -486,9 +486,9 @@ def _restrict(cells: Cells, limits: dict[str, Indices]) -> Cells:
     Positions are those of the existing indices: they are neighbours, even over gaps.
     """
     match cells:
-        case Range(dim=dim, low=low, high=high) if dim in limits:
+        case DimRange(dim=dim, low=low, high=high) if dim in limits:
             low, high = before(limits[dim], low), before(limits[dim], high)
-            return Range(dim, low, high) if low < high else Concat(())
+            return DimRange(dim, low, high) if low < high else Concat(())
         case Product(factors=factors):
             return Product(tuple(_restrict(f, limits) for f in factors))
         case Concat(parts=parts):

@@ -12,7 +12,7 @@ from ucpl.placement.placement import Part, Pieces, Placement
 from ucpl.records import define
 from ucpl.tables import I64, Block, split_rows
 
-__all__ = ["Order", "apart"]
+__all__ = ["FamilyOrder", "apart"]
 
 
 def apart(placement: Placement, together: Collection[str] = ()) -> Placement:
@@ -82,7 +82,7 @@ Key = tuple[
 
 
 @define
-class Order:
+class FamilyOrder:
     """The order of stored tensors without families.
 
     It is line by line, tensor by tensor. Files are written in this order: a target has the same bytes with families and

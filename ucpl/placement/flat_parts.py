@@ -13,7 +13,7 @@ import numpy as np
 from attrs import evolve, field
 
 from ucpl.errors import fail
-from ucpl.extents import Flat
+from ucpl.extents import FlatBuffer
 from ucpl.language.nodes import Span
 from ucpl.layout import FileRule, Group, States, Storing
 from ucpl.layout import axes as ax
@@ -104,7 +104,7 @@ class FoundWindows:
 class FlatParts:
     site: Site
     stated: fl.Stated | None
-    records: dict[object, Flat] = field(factory=dict)
+    records: dict[object, FlatBuffer] = field(factory=dict)
     bodies: dict[object, fl.Body] = field(factory=dict)
     sequences: dict[object, I64] = field(factory=dict)
     names: dict[object, tuple[str, ...]] = field(factory=dict)
@@ -229,7 +229,7 @@ class FlatParts:
             cut = self.cut(line, flat.members, context.places)
             record = (line.name, tuple(context.full[a] for a in line.outer), context.bucket, number)
             if record not in self.records:
-                told = Flat(
+                told = FlatBuffer(
                     number,
                     line.name or "",
                     here_only,

@@ -15,11 +15,11 @@ import numpy as np
 from attrs import evolve, field
 
 from ucpl.errors import Label, fail
-from ucpl.extents import Flat
+from ucpl.extents import FlatBuffer
 from ucpl.layout import Group, Layout, States
 from ucpl.layout import axes as ax
 from ucpl.layout.scope import at
-from ucpl.placement.cells import Cells, Concat, Labelled, Padding, Range, build, padding_of, pieces_of
+from ucpl.placement.cells import Cells, Concat, DimRange, Labelled, Padding, build, padding_of, pieces_of
 from ucpl.placement.entries import Choices, EntryPlacer, LocalBoxes
 from ucpl.records import frozen
 from ucpl.tables import I64, Bools, Table, column, each, within
@@ -424,7 +424,7 @@ def windows_of_tree(
 ) -> BufferWindows:
     """The same through the tree of cells: any pattern, slower."""
     flat: list[Cells] = [
-        Labelled(None, Concat((Range("each", 0, real), Padding(length - real))), i)
+        Labelled(None, Concat((DimRange("each", 0, real), Padding(length - real))), i)
         for i, (length, real) in enumerate(zip(members.length.tolist(), members.real.tolist(), strict=True))
     ]
     cuts = []
@@ -499,7 +499,7 @@ def _slots_of_tree(
                 break
     return [
         build(
-            axis, layout.sizes, degrees, here, None, None, [Concat((Range("each", 0, real), Padding(length - real)))]
+            axis, layout.sizes, degrees, here, None, None, [Concat((DimRange("each", 0, real), Padding(length - real)))]
         ).length
         for length, real in zip(members.length.tolist(), members.real.tolist(), strict=True)
     ]
@@ -550,7 +550,7 @@ def stated_order(
     return out
 
 
-def flat_record(flat: Flat, members: Members, chain: Chain | None) -> Flat:
+def flat_record(flat: FlatBuffer, members: Members, chain: Chain | None) -> FlatBuffer:
     """Record of an uncut flat for a store: each member's begin."""
     slot = members.length.copy()
     if chain is not None:

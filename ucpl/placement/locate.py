@@ -13,7 +13,7 @@ from ucpl.layout.scope import at
 from ucpl.placement import flats as fl
 from ucpl.placement.bytes_of_two import check_whole_bytes
 from ucpl.placement.entry_parts import EntryParts
-from ucpl.placement.families import Order
+from ucpl.placement.families import FamilyOrder
 from ucpl.placement.flat_parts import FlatParts
 from ucpl.placement.names import Variables
 from ucpl.placement.placement import Blob, BlobPlace, Part, Placement
@@ -44,7 +44,7 @@ def locate(
         fail("E213", f"rank {rank} of {site.ranks.count}", remedy=f"ranks are 0 to {site.ranks.count - 1}")
     singles, flats = EntryParts(site), FlatParts(site, stated)
     parts: list[Part] = []
-    order = Order(layout)
+    order = FamilyOrder(layout)
     for number, placer in enumerate(site.placers):
         rule = layout.files[placer.entry.storing.file]
         if rule.form is not None and placer.entry.storing.key is not None:

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 from attrs import field
 
-from ucpl.extents import Flat, Key, key_text
+from ucpl.extents import FlatBuffer, Key, key_text
 from ucpl.language.nodes import NOWHERE, Span
 from ucpl.layout import BlobRule, Layout
 from ucpl.layout.by_index import whole_dim, whole_name
@@ -168,7 +168,7 @@ class Placement:
     layout: Layout
     tensors: tuple[str, ...]
     parts: tuple[Part, ...]
-    flats: tuple[Flat, ...] = ()
+    flats: tuple[FlatBuffer, ...] = ()
     blobs: tuple[Blob, ...] = ()
     bare: Placement | None = None  # this placement as it was located, where live rows are tensors in it
     own: Placement | None = (

@@ -3,7 +3,7 @@
 `order` is the verb of this room.
 """
 
-from ucpl.planning.binding import Bound, CarriedBox, Files, bound
+from ucpl.planning.binding import Bound, BoundFiles, CarriedBox, bound
 from ucpl.planning.files import load_plan, plan_bytes, save_plan
 from ucpl.planning.order import order, recipe_of, structure_digest, structure_of
 from ucpl.planning.plan import ClosedText, Origin, Passed, Plan, Recipe, Tally
@@ -14,7 +14,7 @@ __all__ = [
     "Bound",
     "CarriedBox",
     "ClosedText",
-    "Files",
+    "BoundFiles",
     "Origin",
     "Passed",
     "Plan",

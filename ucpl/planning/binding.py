@@ -28,7 +28,7 @@ from ucpl.tables import (
     I64,
     Bools,
     Moves,
-    Side,
+    MoveSide,
     Space,
     expanded,
     halves,
@@ -39,7 +39,7 @@ from ucpl.tables import (
 )
 from ucpl.tables.operations import Check, Fill, Lane, Merge, Node
 
-__all__ = ["BINDING", "Bound", "CarriedBox", "Files", "bound"]
+__all__ = ["BINDING", "Bound", "CarriedBox", "BoundFiles", "bound"]
 
 
 @frozen
@@ -72,7 +72,7 @@ class CarriedBox:
 
 
 @frozen(eq=False)
-class Files:
+class BoundFiles:
     """Facts about the plan's stored tensors in the files of both sides."""
 
     owner: I64  # of each target: itself, or the one whose storage it has, too
@@ -97,10 +97,10 @@ class Bound:
         return Bound(*_items_of(plan), plan.spaces)
 
 
-Step = Callable[[Bound, Files], Bound]
+Step = Callable[[Bound, BoundFiles], Bound]
 
 
-def bound(plan: Plan, files: Files) -> Bound:
+def bound(plan: Plan, files: BoundFiles) -> Bound:
     """The plan's nodes and moves between these files."""
     found = Bound.of(plan)
     for step in BINDING:
@@ -108,7 +108,7 @@ def bound(plan: Plan, files: Files) -> Bound:
     return found
 
 
-def by_owner(bound: Bound, files: Files) -> Bound:
+def by_owner(bound: Bound, files: BoundFiles) -> Bound:
     """Replace a copy to a second name by a check.
 
     before: copy a -> t, copy a -> u, which has the storage of t     after: copy a -> t, check a -> t
@@ -133,7 +133,7 @@ def by_owner(bound: Bound, files: Files) -> Bound:
     return evolve(bound, nodes=tuple(nodes), moves=tuple(found))
 
 
-def without_echoes(bound: Bound, files: Files) -> Bound:
+def without_echoes(bound: Bound, files: BoundFiles) -> Bound:
     """Remove checks of a source against itself under a second name.
 
     before: copy a -> t, check b -> t, where b views the bytes of a     after: copy a -> t
@@ -168,7 +168,7 @@ def without_echoes(bound: Bound, files: Files) -> Bound:
     return evolve(bound, moves=kept)
 
 
-def with_carried(bound: Bound, files: Files) -> Bound:
+def with_carried(bound: Bound, files: BoundFiles) -> Bound:
     """Add one copy of each carried tensor."""
     if not files.carried:
         return bound
@@ -274,7 +274,7 @@ def _filled(node: Fill, there: Bools, space: Space) -> Fill:
     _demand(bool(whole_pairs(p.shape, (position, p.stride)).all()), "whole bytes")
     shape, (offset, stride) = halves(p.shape, (position, p.stride))
     made = p.replace(shape=shape, offset=space.address(home, offset), stride=stride)
-    return evolve(node, boxes=Side.concat([boxes.take(~mine), made]))
+    return evolve(node, boxes=MoveSide.concat([boxes.take(~mine), made]))
 
 
 def _demand(good: bool, what: str) -> None:

@@ -36,7 +36,7 @@ from ucpl.planning.shelving import (
 )
 from ucpl.planning.text import summary
 from ucpl.planning.unread import Unread
-from ucpl.tables import Side
+from ucpl.tables import MoveSide
 from ucpl.tables.operations import Fill
 
 __all__ = ["load_plan", "plan_bytes", "save_plan", "sealed", "unsealed"]
@@ -311,7 +311,7 @@ def _checked(plan: Plan) -> None:
             _inside(node.boxes, [0], "target", plan)
 
 
-def _inside(boxes: Side, shifts: Sequence[int], side: Literal["source", "target"], plan: Plan) -> None:
+def _inside(boxes: MoveSide, shifts: Sequence[int], side: Literal["source", "target"], plan: Plan) -> None:
     """Boxes of stored tensors that there are, `shifts` tensors further on."""
     if not len(boxes):
         return

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ucpl.planning.parsed import NUMBER_MAX, Json, items, text, whole, wholes
-from ucpl.tables import Moves, Side, Space
+from ucpl.tables import Moves, MoveSide, Space
 from ucpl.tables.operations import (
     Check,
     Derive,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # a reader of headers alone does not wait for it
 __all__ = ["Columns", "net_from", "net_json"]
 
 Columns = dict[str, NDArray[Any]]
-T = TypeVar("T", Moves, Side)
+T = TypeVar("T", Moves, MoveSide)
 _FILL = "fill_"  # before names of columns of the second table
 
 
@@ -61,7 +61,7 @@ def net_json(net: nx.DiGraph[Node], nodes: Sequence[Node], spaces: tuple[Space, 
     ends = np.cumsum([0, *(len(fill.boxes) for fill in fills)]).tolist()
     for fill, first, last in zip(fills, ends, ends[1:], strict=False):
         rows[fill] = (first, last, fill.boxes.width)
-    filled = Side.concat(fill.boxes for fill in fills)
+    filled = MoveSide.concat(fill.boxes for fill in fills)
     number = {node: i for i, node in enumerate(nodes)}
     table = Moves.concat(tables)
     told = [[*_told(node, rows.get(node)), sorted(number[p] for p in net.predecessors(node))] for node in nodes]
@@ -113,7 +113,7 @@ def net_from(raw: Json, columns: Mapping[str, NDArray[Any]]) -> tuple[nx.DiGraph
 
     table = Moves.of({n: a for n, a in columns.items() if not n.startswith(_FILL)})
     filled = {n.removeprefix(_FILL): a for n, a in columns.items() if n.startswith(_FILL)}
-    boxes = Side.of(filled) if filled else Side.empty()
+    boxes = MoveSide.of(filled) if filled else MoveSide.empty()
     bits = wholes(raw["bits"])
     if len(bits) != 2 or not all(0 < b < 62 for b in bits):
         raise ValueError("no room for positions")
@@ -131,7 +131,7 @@ def net_from(raw: Json, columns: Mapping[str, NDArray[Any]]) -> tuple[nx.DiGraph
     return net, (Space(bits[0]), Space(bits[1]))
 
 
-def _node(told: Json, table: Moves, fills: Side) -> Node:
+def _node(told: Json, table: Moves, fills: MoveSide) -> Node:
     match told:
         case ["read", str(label), str(state), int(first), int(last)]:
             return Read(label, state, first, last)

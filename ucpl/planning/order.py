@@ -13,12 +13,12 @@ import attrs
 import numpy as np
 from attrs import evolve
 
-from ucpl.extents import Flat, NamedTensor, Shelves, Structure
+from ucpl.extents import FlatBuffer, NamedTensor, Shelves, Structure
 from ucpl.planning.plan import ClosedText, Origin, Plan, Recipe
 from ucpl.planning.rebuilding import with_rebuilt, with_replayed
 from ucpl.planning.shelving import shelves_json
 from ucpl.registry import format_named
-from ucpl.tables import I64, Side, Space, gaps
+from ucpl.tables import I64, MoveSide, Space, gaps
 from ucpl.tables.operations import Fill, Node, Split, Write, in_order
 
 if TYPE_CHECKING:  # who applies a saved plan imports this room, and none of those that made it
@@ -181,7 +181,7 @@ def structure_of(placement: Placement) -> Structure:
     )
 
 
-def _plain_flat(flat: Flat) -> Flat:
+def _plain_flat(flat: FlatBuffer) -> FlatBuffer:
     return attrs.evolve(flat, coordinates={k: int(v) for k, v in flat.coordinates.items()})
 
 
@@ -219,13 +219,13 @@ def _padded(targets: Shelves) -> tuple[I64, I64]:
     return np.concatenate(homes), np.concatenate(numel)
 
 
-def _reached(net: nx.DiGraph[Node], write: Write, space: Space) -> Side:
+def _reached(net: nx.DiGraph[Node], write: Write, space: Space) -> MoveSide:
     """Boxes of all Splits into a Write, and the missing ones.
 
     Also those of the states that are stored like it.
     """
     lacking = [fill.boxes for fill in net.predecessors(write) if isinstance(fill, Fill) and fill.lacking]
-    return Side.concat(
+    return MoveSide.concat(
         lacking
         + [
             split.boxes.replace(offset=split.boxes.offset + lane.target * space.step)

@@ -16,7 +16,7 @@ from ucpl.extents import (
     STORED,
     BlobWay,
     CarriedBlob,
-    Flat,
+    FlatBuffer,
     Key,
     NamedTensor,
     Section,
@@ -295,7 +295,7 @@ def structure_from(raw: Json) -> Structure:
         aliases=_named(raw["aliases"]),
         groups=tuple((text(name), texts(of)) for name, of in items(raw["groups"])),
         flats=tuple(
-            Flat(
+            FlatBuffer(
                 whole(bucket),
                 text(group),
                 {axis: whole(at) for axis, at in table(coordinates).items()},

@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from ucpl.errors import Label, fail
 from ucpl.extents import Counted, Scalar, TrainState
 from ucpl.files.groups import agreed
-from ucpl.live.agreement import Ranks
+from ucpl.live.agreement import JobRanks
 from ucpl.live.tensors import Goal, unwritable
 from ucpl.ranks.box_index import number_as_tensor
 from ucpl.ranks.load_checks import Index, LoadRequest, check_fit
@@ -393,7 +393,7 @@ def shape_of(param: nn.Parameter) -> Ints:
 
 @torch.no_grad()
 def fill(
-    engine: TrainingEngine, reader: StorageReader, known: KnownStates, rename: Callable[[str], str], ranks: Ranks,
+    engine: TrainingEngine, reader: StorageReader, known: KnownStates, rename: Callable[[str], str], ranks: JobRanks,
     *, states: bool, strict: bool = True, src: str = "",
 ) -> None:  # fmt: skip
     """Fill masters, weights and buffers of an engine.

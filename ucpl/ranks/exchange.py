@@ -14,7 +14,7 @@ import torch.distributed as dist
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, key_text
 from ucpl.live.tensors import boxed, overflows, survives
-from ucpl.ranks.rank_graph import Message, Part, RankGraph
+from ucpl.ranks.rank_graph import Message, MessagePart, RankGraph
 from ucpl.ranks.remote_boxes import Name, RemoteBox
 from ucpl.records import define, frozen
 
@@ -56,13 +56,13 @@ def put(values: torch.Tensor, there: torch.Tensor, target: RemoteBox, may_round:
 
 
 @frozen
-class Window:
+class MessageWindow:
     """The part of a message in one round."""
 
     of: Message
     begin: int
     elements: int
-    parts: tuple[Part, ...]
+    parts: tuple[MessagePart, ...]
 
     @property
     def size(self) -> int:
@@ -70,19 +70,19 @@ class Window:
         return self.elements * DTYPES[self.of.dtype].itemsize
 
 
-def windows_of(parts: Iterable[Part], most: int) -> list[Window]:
+def windows_of(parts: Iterable[MessagePart], most: int) -> list[MessageWindow]:
     """Parts of messages of one rank, in windows of limited bytes.
 
     In order, at most `most` bytes each: the same on both sides.
     """
-    found: list[Window] = []
-    at: list[Part] = []
+    found: list[MessageWindow] = []
+    at: list[MessagePart] = []
     filled = 0
 
     def close() -> None:
         nonlocal filled
         if at:
-            found.append(Window(at[0].of, at[0].begin, filled, tuple(at)))
+            found.append(MessageWindow(at[0].of, at[0].begin, filled, tuple(at)))
         at.clear()
         filled = 0
 
@@ -137,7 +137,7 @@ class Exchange:
         if self._error is not None:
             raise self._error
 
-    def _round(self, gives: Sequence[tuple[int, Window]], takes: Sequence[tuple[int, Window]]) -> None:
+    def _round(self, gives: Sequence[tuple[int, MessageWindow]], takes: Sequence[tuple[int, MessageWindow]]) -> None:
         calls, arriving = [], []
         for peer, window in gives:
             calls.append(dist.P2POp(dist.isend, self._packed(window), global_rank(peer, self.group), self.group))
@@ -155,7 +155,7 @@ class Exchange:
         except Exception as error:
             self._error = error
 
-    def _packed(self, window: Window) -> torch.Tensor:
+    def _packed(self, window: MessageWindow) -> torch.Tensor:
         raw = torch.empty(window.size, dtype=torch.uint8, device=self.device)
         values = raw.view(dtype_of(window.of.dtype))
         for part in window.parts:
@@ -164,7 +164,7 @@ class Exchange:
             there.copy_(seen(self.sources[part.box.name], part.box))
         return raw
 
-    def _unpacked(self, window: Window, raw: torch.Tensor) -> None:
+    def _unpacked(self, window: MessageWindow, raw: torch.Tensor) -> None:
         values = raw.view(dtype_of(window.of.dtype))
         for part in window.parts:
             begin, there = part.begin - window.begin, self.targets[part.box.name]

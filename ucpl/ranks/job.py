@@ -22,7 +22,7 @@ from ucpl.records import frozen
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.process_group import ALONE, ProcessGroup
 
-__all__ = ["WAIT", "Job", "Patience", "is_asked", "member"]
+__all__ = ["WAIT", "StoreGroup", "Patience", "is_asked", "member"]
 
 BEAT = 0.5  # seconds between two beats
 GONE = 6.0  # seconds without a beat after which a rank counts as dead
@@ -74,7 +74,7 @@ def member(patience: Patience | None = None) -> Iterator[ProcessGroup]:
         return
     rank, size = _place()
     patience = patience or Patience()
-    job = Job(_store(rank, size, patience.seconds), rank, size, patience)
+    job = StoreGroup(_store(rank, size, patience.seconds), rank, size, patience)
     try:
         failpoint("joined")
         yield job
@@ -183,7 +183,7 @@ class _Line:
         self._asked.put(None)
 
 
-class Job:
+class StoreGroup:
     """A `ProcessGroup` over a store."""
 
     def __init__(self, store: Store, rank: int, size: int, patience: Patience | None = None) -> None:

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorSt
 
 from ucpl.errors import Label, fail
 from ucpl.layout.name_remedies import nearest
-from ucpl.live.agreement import Ranks
+from ucpl.live.agreement import JobRanks
 from ucpl.live.tensors import Place, flat_bytes, is_nested, overlap, parts_of, place_of, unreadable, unwritable
 from ucpl.records import frozen
 
@@ -46,7 +46,7 @@ class LoadRequest:
         return not is_empty(value) and owner not in self.empty
 
 
-def check_fit(asked: LoadRequest, index: Index, strict: bool, ranks: Ranks) -> dict[str, object]:
+def check_fit(asked: LoadRequest, index: Index, strict: bool, ranks: JobRanks) -> dict[str, object]:
     """The parts of the request that can be filled; all, if strict.
 
     All ranks raise, or none. Everything in the checkpoint that no rank requests counts as well: of the weights all of

@@ -19,13 +19,13 @@ from attrs import evolve, field
 
 from ucpl.ranks.remote_boxes import Name, Piece, RemoteBox, Transfer
 from ucpl.records import frozen
-from ucpl.tables import Moves, Side, Space
+from ucpl.tables import Moves, MoveSide, Space
 from ucpl.tables.operations import Derive, Extract, Lane, Merge, Node, Read, Receive, Send, Split, Write, flows
 
 if TYPE_CHECKING:
     import networkx as nx
 
-__all__ = ["RankGraph", "Message", "Part", "parse_request", "rank_graph", "request"]
+__all__ = ["RankGraph", "Message", "MessagePart", "parse_request", "rank_graph", "request"]
 
 Ints = tuple[int, ...]
 
@@ -46,7 +46,7 @@ Numbered = tuple[Name, str] | Message
 
 
 @frozen
-class Part:
+class MessagePart:
     """A box of a tensor here, at `begin` in a message."""
 
     of: Message
@@ -54,7 +54,7 @@ class Part:
     box: RemoteBox
     may_round: bool = False
 
-    def split(self, most: int) -> Iterator[Part]:
+    def split(self, most: int) -> Iterator[MessagePart]:
         """In parts of at most so many elements, along its first dims."""
         whole = self.box.elements
         if whole <= most:
@@ -86,23 +86,23 @@ class RankGraph:
                 for source, target in self._rows(flow.moves):
                     yield self._box(source, self.sources), self._box(target, self.targets), flow.lossy
 
-    def given(self) -> dict[int, list[Part]]:
+    def given(self) -> dict[int, list[MessagePart]]:
         """Boxes for each other rank, in the order of the messages."""
-        found: dict[int, list[Part]] = {}
+        found: dict[int, list[MessagePart]] = {}
         for flow in flows(self.net):
             if isinstance(flow.way, Send):
                 for source, target in self._rows(flow.moves):
-                    part = Part(*self._place(target, self.targets), self._box(source, self.sources))
+                    part = MessagePart(*self._place(target, self.targets), self._box(source, self.sources))
                     found.setdefault(flow.way.peer, []).append(part)
         return self._in_order(found, self.targets)
 
-    def taken(self) -> dict[int, list[Part]]:
+    def taken(self) -> dict[int, list[MessagePart]]:
         """Boxes that each other rank gives, in the order of the messages."""
-        found: dict[int, list[Part]] = {}
+        found: dict[int, list[MessagePart]] = {}
         for flow in flows(self.net):
             if isinstance(flow.extract, Receive):
                 for source, target in self._rows(flow.moves):
-                    part = Part(*self._place(source, self.sources), self._box(target, self.targets), flow.lossy)
+                    part = MessagePart(*self._place(source, self.sources), self._box(target, self.targets), flow.lossy)
                     found.setdefault(flow.extract.peer, []).append(part)
         return self._in_order(found, self.sources)
 
@@ -132,7 +132,7 @@ class RankGraph:
         return one, row.position
 
     @staticmethod
-    def _in_order(found: dict[int, list[Part]], tensors: Sequence[Numbered]) -> dict[int, list[Part]]:
+    def _in_order(found: dict[int, list[MessagePart]], tensors: Sequence[Numbered]) -> dict[int, list[MessagePart]]:
         number = {one: i for i, one in enumerate(tensors)}
         for parts in found.values():
             parts.sort(key=lambda part: (number[part.of], part.begin))
@@ -184,7 +184,7 @@ def _lanes(way: Transfer) -> tuple[Lane, ...]:
     return (Lane(way.state, way.origin),)
 
 
-def _merged(way: Transfer, boxes: Side) -> tuple[Merge | Derive, Split]:
+def _merged(way: Transfer, boxes: MoveSide) -> tuple[Merge | Derive, Split]:
     how = Derive(way.label, _lanes(way), way.exact) if way.derives else Merge(way.label, _lanes(way))
     return how, Split(way.label, _lanes(way), boxes, lossy=way.lossy)
 
@@ -238,19 +238,19 @@ class _Places:
         far = max((*(box.end for box in boxes), *(message.elements for message in told)), default=1)
         return cls(number, len(stored), Space.over(len(number), far))
 
-    def side(self, boxes: Iterable[RemoteBox]) -> Side:
+    def side(self, boxes: Iterable[RemoteBox]) -> MoveSide:
         return self._table([(self.number[box.name, box.dtype], box.offset, box.shape, box.stride) for box in boxes])
 
-    def packed(self, message: Message, placed: Iterable[Placed]) -> Side:
+    def packed(self, message: Message, placed: Iterable[Placed]) -> MoveSide:
         home = self.number[message]
         return self._table([(home, at, p.source.shape, _row_major(p.source.shape)) for at, p in placed])
 
-    def _table(self, rows: Sequence[tuple[int, int, Ints, Ints]]) -> Side:
+    def _table(self, rows: Sequence[tuple[int, int, Ints, Ints]]) -> MoveSide:
         width = max((1, *(len(shape) for _, _, shape, _ in rows)))
         home, offset = np.array([row[:2] for row in rows], np.int64).T
         shape = np.array([_wide(shape, width) for _, _, shape, _ in rows], np.int64)
         stride = np.array([_wide(stride, width) for _, _, _, stride in rows], np.int64)
-        return Side(np.zeros(len(rows), np.int64), self.space.address(home, offset), shape, stride)
+        return MoveSide(np.zeros(len(rows), np.int64), self.space.address(home, offset), shape, stride)
 
 
 def _wide(numbers: Ints, width: int) -> Ints:

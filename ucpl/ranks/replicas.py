@@ -16,7 +16,7 @@ from ucpl.extents import DTYPES, key_text
 from ucpl.live.tensors import memory_of
 from ucpl.planning import Plan, Runs
 from ucpl.ranks.exchange import Tensors, dtype_of, seen
-from ucpl.ranks.rank_graph import Message, Part
+from ucpl.ranks.rank_graph import Message, MessagePart
 from ucpl.ranks.remote_boxes import Held, Name, Piece, RemoteBox, Transfer, box_of
 from ucpl.records import define
 
@@ -70,7 +70,7 @@ class Digests:
         if box not in self._known:
             found = xxhash.xxh3_128()
             room = max(1, self.most // DTYPES[box.dtype].itemsize)
-            for part in Part(Message(0, box.dtype, box.elements), 0, box).split(room):
+            for part in MessagePart(Message(0, box.dtype, box.elements), 0, box).split(room):
                 values = seen(self.tensors[box.name], part.box)
                 found.update(memory_of(values.to(dtype_of(box.dtype))))
             self._known[box] = found.digest()

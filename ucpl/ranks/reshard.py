@@ -20,7 +20,7 @@ from ucpl.conversion.requests import model_named
 from ucpl.conversion.share import shares_of
 from ucpl.errors import Label, fail
 from ucpl.extents import Key, key_text
-from ucpl.live.agreement import Ranks
+from ucpl.live.agreement import JobRanks
 from ucpl.live.tensors import Goal, flat_of, memory_of, overlap, part_of, tensor_of, unreadable, unwritable
 from ucpl.ranks.exchange import Exchange, dtype_of, global_rank
 from ucpl.ranks.rank_graph import Message, RankGraph, parse_request, rank_graph, request
@@ -83,7 +83,7 @@ def reshard(
     got different arguments, E30x if the layouts do not fit. Any other error of one rank is E644 on the others.
     """
     memory = beside.get("memory", MEMORY)
-    ranks = Ranks.of(group)
+    ranks = JobRanks.of(group)
     with ranks.agreeing():
         _demand_known(beside)
         work = _Work.of(state, (source, target), beside, (ranks.rank, ranks.size))
@@ -309,7 +309,7 @@ def _device(group: dist.ProcessGroup | None) -> torch.device:
 
 
 def _compare(
-    ranks: Ranks, work: _Work, pieces: Sequence[Piece], copies: Sequence[Piece], memory: int, device: torch.device
+    ranks: JobRanks, work: _Work, pieces: Sequence[Piece], copies: Sequence[Piece], memory: int, device: torch.device
 ) -> None:
     """Compare this rank's elements with all other copies.
 

@@ -42,7 +42,7 @@ from ucpl.conversion.sides import source_side
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import DTYPES
 from ucpl.files.groups import agreed
-from ucpl.live.agreement import Ranks
+from ucpl.live.agreement import JobRanks
 from ucpl.live.tensors import is_direct, is_inference, memory_of, overflows, plain, survives, tensor_of, unwritable
 from ucpl.ranks.box_index import GROUPS, MODEL, STATES, CheckpointIndex, index_checkpoint, with_tensors
 from ucpl.ranks.engines import KnownStates, TrainingEngine, as_kept, fill, is_engine
@@ -123,7 +123,7 @@ class StorageReader(Base):
         try:
             self._open(checkpoint_id)
         except Exception as error:
-            if Ranks.of().size == 1:
+            if JobRanks.of().size == 1:
                 raise
             self.error = error
 
@@ -179,7 +179,7 @@ class StorageReader(Base):
             raise self.error
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        is_asked = not self._is_agreed and self.generation is None and Ranks.of().size > 1
+        is_asked = not self._is_agreed and self.generation is None and JobRanks.of().size > 1
         return replace(plan, storage_data=_Read(self._generation, ends_of(self.files()) if is_asked else {}))
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
@@ -379,7 +379,7 @@ def load_into(
     Returns the reader, whose `bytes_read` are this rank's; of a vault, `generation` is the one that was read. Raises:
     UcplError, E646 if that does not fit.
     """
-    ranks = Ranks.of(group)
+    ranks = JobRanks.of(group)
     with ranks.agreeing():
         src = os.fspath(src)
         if not (isinstance(model, torch.nn.Module) or is_engine(model)):
@@ -464,7 +464,7 @@ def _apart(
     return out
 
 
-def _one_of_all(src: str, ranks: Ranks) -> str:
+def _one_of_all(src: str, ranks: JobRanks) -> str:
     """The first rank's result, for all: a server may commit meanwhile."""
     if ranks.size == 1 or not any(str(one).startswith(f"{SCHEME}:") for one in ranks.all(src)):
         return src

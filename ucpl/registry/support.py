@@ -33,7 +33,7 @@ from typing import TypedDict, cast
 from ucpl.records import frozen
 from ucpl.registry.entries import formats
 
-__all__ = ["Claim", "Row", "Standing", "Support", "support", "support_of"]
+__all__ = ["Claim", "SupportRow", "Standing", "Support", "support", "support_of"]
 
 
 _ClaimEntry = TypedDict("_ClaimEntry", {"is": str, "codes": list[str], "note": str}, total=False)
@@ -47,7 +47,7 @@ class _RowEntry(TypedDict, total=False):
     both: _ClaimEntry
 
 
-class Entry(TypedDict, total=False):
+class SupportEntry(TypedDict, total=False):
     """A file of a form."""
 
     place: int
@@ -96,7 +96,7 @@ class Claim:
 
 
 @frozen
-class Row:
+class SupportRow:
     """One statement about files of a form."""
 
     id: str
@@ -117,7 +117,7 @@ class Support:
     states: tuple[str, ...]
     parallelism: tuple[str, ...]
     releases: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[SupportRow, ...]
     framework: str | None = None
 
     @property
@@ -140,7 +140,7 @@ def support() -> tuple[Support, ...]:
     import tomllib
 
     found = [
-        support_of(path.stem, cast(Entry, tomllib.loads(path.read_text(encoding="utf-8"))))
+        support_of(path.stem, cast(SupportEntry, tomllib.loads(path.read_text(encoding="utf-8"))))
         for folder in _folders()
         for path in folder.glob("*.toml")
     ]
@@ -154,7 +154,7 @@ def _folders() -> list[Path]:
     return [*dict.fromkeys([*(Path(file).parent for file in files), own])]
 
 
-def support_of(name: str, entry: Entry) -> Support:
+def support_of(name: str, entry: SupportEntry) -> Support:
     """A form from its file's table. Raises: KeyError, TypeError, ValueError."""
     keys = {"place", "title", "files", "layouts", "states", "parallelism", "releases", "row"}
     if wrong := (entry.keys() ^ keys) - {"framework"}:
@@ -176,13 +176,13 @@ def support_of(name: str, entry: Entry) -> Support:
     )
 
 
-def _row(entry: _RowEntry) -> Row:
+def _row(entry: _RowEntry) -> SupportRow:
     sides = {"both"} if "both" in entry else {"read", "written"}
     if wrong := entry.keys() ^ sides ^ {"id", "checkpoint"}:
         raise ValueError(f"a row has too many keys or too few: {', '.join(sorted(wrong))}")
     if "both" in entry:
-        return Row(entry["id"], entry["checkpoint"], _claim(entry["both"]), _claim(entry["both"]))
-    return Row(entry["id"], entry["checkpoint"], _claim(entry["read"]), _claim(entry["written"]))
+        return SupportRow(entry["id"], entry["checkpoint"], _claim(entry["both"]), _claim(entry["both"]))
+    return SupportRow(entry["id"], entry["checkpoint"], _claim(entry["read"]), _claim(entry["written"]))
 
 
 def _claim(entry: _ClaimEntry) -> Claim:

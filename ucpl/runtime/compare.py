@@ -30,7 +30,7 @@ from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.tiles import Unit, cut_tiles
 from ucpl.runtime.values import decode, first_half, value_text
 from ucpl.runtime.worker_pool import Queue, run_through
-from ucpl.tables import Side
+from ucpl.tables import MoveSide
 from ucpl.tables.operations import Check
 
 __all__ = ["Comparison", "Measured", "Unequal", "compare", "measure"]
@@ -257,7 +257,7 @@ def _rooted(place: Place, root: str) -> Place:
 def _with(bound: Bound, mirrored: Sequence[Runs]) -> Bound:
     """Append checks of the plan's results to the plan."""
     last = [m.replace(node=np.full(len(m), len(bound.nodes), np.int32)) for m in mirrored]
-    boxes = Side.concat(m.table(bound.spaces).target_side for m in mirrored)
+    boxes = MoveSide.concat(m.table(bound.spaces).target_side for m in mirrored)
     return evolve(bound, nodes=(*bound.nodes, Check("the target's tensors", (), boxes)), moves=(*bound.moves, *last))
 
 

@@ -27,7 +27,7 @@ from ucpl.errors import catalogue as codes
 from ucpl.extents import as_filed
 from ucpl.files.checkpoint import Checkpoint, Framework, Skeleton
 from ucpl.formats.folders import with_beside
-from ucpl.planning import Files, Plan, bound
+from ucpl.planning import BoundFiles, Plan, bound
 from ucpl.records import frozen
 from ucpl.runtime import rank_protocol, resume
 from ucpl.runtime.assemble import Assembler
@@ -193,13 +193,13 @@ def _skeleton(plan: Plan, source: Checkpoint, framework: Framework, tag: str | N
     return evolve(made, files=tuple(files))
 
 
-def _files(sources: Sequence[Place], layout: TargetPlan, planned: int) -> Files:
+def _files(sources: Sequence[Place], layout: TargetPlan, planned: int) -> BoundFiles:
     """Facts of the files on the plan's tensors.
 
     They are the tensors that share bytes, and those that are not in the plan.
     """
     carried = tuple(evolve(box, source=planned + i) for i, (_, box) in enumerate(layout.carried))
-    return Files(np.array(layout.owners, np.int64), views_of(sources), carried)
+    return BoundFiles(np.array(layout.owners, np.int64), views_of(sources), carried)
 
 
 def _place(target: Path, source: Checkpoint, parent: Path | None = None) -> Path:

@@ -17,7 +17,7 @@ from ucpl.planning import Bound
 from ucpl.records import frozen
 from ucpl.runtime.boxes import Box
 from ucpl.runtime.rows import Place, Rows, check_within
-from ucpl.tables import Moves, Side, expanded
+from ucpl.tables import Moves, MoveSide, expanded
 from ucpl.tables.operations import Check, Fill, Node, Reduce, Scale
 
 __all__ = ["Fills", "bind_fills", "check_covered"]
@@ -67,7 +67,7 @@ def bind_fills(bound: Bound, targets: Sequence[Place]) -> Fills:
     space = bound.spaces[1]
     found = [(i, node) for i, node in enumerate(bound.nodes) if isinstance(node, Fill)]
     sides = [expanded(Moves.between(n.boxes, n.boxes), space, space).target_side for _, n in found]
-    boxes = Side.concat(sides)
+    boxes = MoveSide.concat(sides)
     number = np.repeat(np.arange(len(sides)), [len(s) for s in sides])
     order = np.argsort(boxes.offset, kind="stable")
     boxes, number = boxes.take(order), number[order]

@@ -52,7 +52,7 @@ from ucpl.runtime.up_to_date import patches_of
 from ucpl.runtime.worker_pool import Queue, run_through
 from ucpl.storage.cache_dirs import staging
 from ucpl.storage.error_mapping import reject_target
-from ucpl.storage.objects import Entry, TagDiffers, read_whole
+from ucpl.storage.objects import ObjectEntry, TagDiffers, read_whole
 from ucpl.storage.sparse_files import UNFINISHED, write_at
 from ucpl.storage.upload_target import UploadTarget
 
@@ -236,7 +236,7 @@ class Shipping:
             self._sent.add(key)
             with self._writing():
                 objects.put(key, data)
-                found = read_whole(objects, Entry(key, len(data), "", 0)) if read_back else data
+                found = read_whole(objects, ObjectEntry(key, len(data), "", 0)) if read_back else data
             if found != data:
                 fail(
                     "E505",

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PART_MIN",
     "RequestCounts",
-    "Entry",
+    "ObjectEntry",
     "Objects",
     "TagDiffers",
     "objects_at",
@@ -75,7 +75,7 @@ def part_size(size: int) -> int:
 
 
 @frozen
-class Entry:
+class ObjectEntry:
     """One object in a listing.
 
     `tag` changes with the bytes: it is the ETag, or else derived from the time of the object.
@@ -117,11 +117,11 @@ class Objects(Protocol):
     url: str
     counted: RequestCounts
 
-    def entries(self, below: str) -> list[Entry]:
+    def entries(self, below: str) -> list[ObjectEntry]:
         """All objects below a subfolder; "": below the folder itself."""
         ...
 
-    def entry(self, key: str) -> Entry | None: ...
+    def entry(self, key: str) -> ObjectEntry | None: ...
 
     def read(self, key: str, low: int, high: int, tag: str) -> memoryview:
         """All bytes [low, high) of an object.
@@ -151,7 +151,7 @@ class Objects(Protocol):
         ...
 
 
-def read_whole(objects: Objects, entry: Entry) -> bytes:
+def read_whole(objects: Objects, entry: ObjectEntry) -> bytes:
     """All bytes of an object, in requests of at most one part.
 
     Raises: OSError, TagDiffers.
@@ -272,7 +272,7 @@ class OfObstore:
 
         return with_retries(once, what, self.counted)
 
-    def entries(self, below: str) -> list[Entry]:
+    def entries(self, below: str) -> list[ObjectEntry]:
         import obstore
 
         found = self._ask(
@@ -280,10 +280,10 @@ class OfObstore:
         )
         return [self._entry(one["path"], one["size"], one["e_tag"], one["last_modified"]) for one in found]
 
-    def _entry(self, key: str, size: int, tag: str | None, when: datetime) -> Entry:
-        return Entry(key, size, _bare(tag) or str(when), _nanoseconds(when) // 10**9 * 10**9)
+    def _entry(self, key: str, size: int, tag: str | None, when: datetime) -> ObjectEntry:
+        return ObjectEntry(key, size, _bare(tag) or str(when), _nanoseconds(when) // 10**9 * 10**9)
 
-    def entry(self, key: str) -> Entry | None:
+    def entry(self, key: str) -> ObjectEntry | None:
         import obstore
 
         try:
@@ -376,7 +376,7 @@ class OfFsspec:
     def _path(self, key: str) -> str:
         return f"{self._root.rstrip('/')}/{key}" if key else self._root
 
-    def entries(self, below: str) -> list[Entry]:
+    def entries(self, below: str) -> list[ObjectEntry]:
         top = self._path(below)
 
         def find() -> dict[str, dict[str, object]]:
@@ -396,15 +396,15 @@ class OfFsspec:
             if name.lstrip("/").startswith(inside)  # of an object that is called so, find gives itself
         ]
 
-    def _entry(self, key: str, info: dict[str, object]) -> Entry:
+    def _entry(self, key: str, info: dict[str, object]) -> ObjectEntry:
         names = ("LastModified", "last_modified", "mtime", "updated", "created", "last_commit")
         when = next((info[name] for name in names if info.get(name) is not None), None)
         tags = ("ETag", "etag", "e_tag", "blob_id", "md5Hash", "checksum")
         tag = next((str(info[name]) for name in tags if info.get(name)), "")
         size = info.get("size")
-        return Entry(key, size if isinstance(size, int) else 0, _bare(tag) or str(when), _nanoseconds(when))
+        return ObjectEntry(key, size if isinstance(size, int) else 0, _bare(tag) or str(when), _nanoseconds(when))
 
-    def entry(self, key: str) -> Entry | None:
+    def entry(self, key: str) -> ObjectEntry | None:
         def info() -> dict[str, object]:
             self._system.invalidate_cache()
             found: dict[str, object] = self._system.info(self._path(key))

@@ -28,7 +28,7 @@ from ucpl.records import define
 from ucpl.storage import cache_dirs
 from ucpl.storage.error_mapping import reject_source
 from ucpl.storage.lifetimes import current_scope
-from ucpl.storage.objects import Entry, Objects, TagDiffers, objects_at, read_whole
+from ucpl.storage.objects import ObjectEntry, Objects, TagDiffers, objects_at, read_whole
 from ucpl.storage.reading import Range, sparse_file_registry
 from ucpl.storage.urls import split
 
@@ -59,7 +59,7 @@ class ObjectTree:
     files: dict[str, SparseFile] = field(factory=dict)  # by key
     _lock: threading.Lock = field(factory=threading.Lock)
 
-    def listed(self) -> list[Entry]:
+    def listed(self) -> list[ObjectEntry]:
         """The current objects. Raises: OSError."""
         found = self.objects.entries(self.name)
         if not found and self.name and (one := self.objects.entry(self.name)) is not None:
@@ -110,9 +110,9 @@ class SparseFile:
     """One object and its shadow."""
 
     tree: ObjectTree
-    first: Entry  # as it was listed, and must stay
+    first: ObjectEntry  # as it was listed, and must stay
     path: Path
-    now: Entry | None
+    now: ObjectEntry | None
     _lows: list[int] = field(factory=list)  # of fetched ranges: disjoint, sorted, not adjacent
     _highs: list[int] = field(factory=list)
     _wanted: tuple[list[int], list[int]] = field(factory=lambda: ([], []))
@@ -370,7 +370,7 @@ def lay(tree: ObjectTree) -> Path:
     return tree.root
 
 
-def _usable(tree: ObjectTree) -> list[Entry]:
+def _usable(tree: ObjectTree) -> list[ObjectEntry]:
     """The objects that a folder can contain, without folder markers.
 
     Raises: OSError, UcplError E683.
@@ -390,7 +390,7 @@ def _usable(tree: ObjectTree) -> list[Entry]:
     return found
 
 
-def _demand_whole(tree: ObjectTree, names: dict[str, Entry]) -> None:
+def _demand_whole(tree: ObjectTree, names: dict[str, ObjectEntry]) -> None:
     """Reject a target of an unfinished run. Raises: OSError, UcplError E681."""
     unfinished = UNFINISHED in names and MANIFEST not in names
     above = tree.name.rpartition("/")[0]
@@ -405,14 +405,14 @@ def _demand_whole(tree: ObjectTree, names: dict[str, Entry]) -> None:
         fail("E681", what, Label(place, "records an active run", where=UNFINISHED))
 
 
-def _without_unfinished(names: dict[str, Entry]) -> dict[str, Entry]:
+def _without_unfinished(names: dict[str, ObjectEntry]) -> dict[str, ObjectEntry]:
     """The objects without unfinished targets in subfolders."""
     begun = [name.removesuffix(UNFINISHED) for name in names if name.endswith(f"/{UNFINISHED}")]
     gone = tuple(folder for folder in begun if folder + MANIFEST not in names)
     return {name: entry for name, entry in names.items() if not (gone and name.startswith(gone))}
 
 
-def _demand_manifest(tree: ObjectTree, names: dict[str, Entry]) -> None:
+def _demand_manifest(tree: ObjectTree, names: dict[str, ObjectEntry]) -> None:
     """Check that each file of a manifest exists with its size.
 
     `verify` checks the rest of a manifest. Raises: OSError, UcplError E682.

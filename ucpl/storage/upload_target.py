@@ -12,7 +12,7 @@ from ucpl.records import define
 from ucpl.storage import cache_dirs
 from ucpl.storage.error_mapping import reject_source, reject_target
 from ucpl.storage.lifetimes import current_scope
-from ucpl.storage.objects import Entry, Objects, objects_at
+from ucpl.storage.objects import ObjectEntry, Objects, objects_at
 from ucpl.storage.sparse_files import MANIFEST, UNFINISHED, ObjectTree, lay
 from ucpl.storage.urls import split
 
@@ -32,7 +32,7 @@ class UploadTarget:
         """The key of one of its files."""
         return f"{self.name}/{name}" if self.name else name
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[ObjectEntry]:
         """The existing objects of the target. Raises: UcplError E503."""
         try:
             found = self.objects.entries(self.name)

@@ -8,7 +8,7 @@ from ucpl.tables.gaps import gaps, uncovered
 from ucpl.tables.numbering import distinct, numbered, within
 from ucpl.tables.pairs import halves, pairs, split_pairs, whole_pairs
 from ucpl.tables.space import Space
-from ucpl.tables.strided import Moves, Side, clip, expanded, join_runs, split_rows, straighten
+from ucpl.tables.strided import Moves, MoveSide, clip, expanded, join_runs, split_rows, straighten
 from ucpl.tables.table import I64, Bools, Table, block, column, each, once, widened
 
 __all__ = [
@@ -17,7 +17,7 @@ __all__ = [
     "Bools",
     "Moves",
     "Name",
-    "Side",
+    "MoveSide",
     "Slot",
     "Space",
     "Table",

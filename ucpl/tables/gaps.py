@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ucpl.tables.space import Space
-from ucpl.tables.strided import Moves, Side, expanded
+from ucpl.tables.strided import Moves, MoveSide, expanded
 from ucpl.tables.table import I64
 
 __all__ = ["gaps", "uncovered"]
@@ -50,7 +50,7 @@ def _runs(start: int, shape: Sequence[int], step: Sequence[int]) -> tuple[I64, i
     return first, length
 
 
-def gaps(covered: Side, homes: I64, numel: I64, space: Space) -> Side:
+def gaps(covered: MoveSide, homes: I64, numel: I64, space: Space) -> MoveSide:
     """Boxes of all uncovered elements of some stored tensors (H,).
 
     They have `numel` (H,) elements each. Gaps at equal distances are one box: rows of a tensor that are padded at the
@@ -67,16 +67,16 @@ def gaps(covered: Side, homes: I64, numel: I64, space: Space) -> Side:
     one = np.ones((len(homes), boxes.width), np.int64)
     shape = np.concatenate([boxes.shape, np.concatenate([(begin - between)[:, None], one[:, 1:]], axis=1)])
     low, high = uncovered(last, start, shape, np.concatenate([boxes.stride, one]))
-    runs = Side(np.full(len(low), -1, np.int64), low, (high - low)[:, None], np.ones((len(low), 1), np.int64))
+    runs = MoveSide(np.full(len(low), -1, np.int64), low, (high - low)[:, None], np.ones((len(low), 1), np.int64))
     found = _folded(_folded(runs, space), space)
     used: list[int] = np.flatnonzero((found.shape > 1).any(axis=0)).tolist() or [0]
     return found.replace(shape=found.shape[:, used], stride=found.stride[:, used])
 
 
-def _within(covered: Side, homes: I64, space: Space) -> Side:
+def _within(covered: MoveSide, homes: I64, space: Space) -> MoveSide:
     """Boxes in these stored tensors, one row a box and tensor."""
     if not len(homes) or not len(covered):
-        return Side.empty(covered.width)
+        return MoveSide.empty(covered.width)
     first = space.home(covered.offset)
     last = space.home(covered.offset + ((covered.shape - 1) * covered.stride).sum(axis=1))
     after = np.searchsorted(homes, first)
@@ -85,7 +85,7 @@ def _within(covered: Side, homes: I64, space: Space) -> Side:
     return each.take(np.isin(space.home(each.offset), homes))
 
 
-def _folded(boxes: Side, space: Space) -> Side:
+def _folded(boxes: MoveSide, space: Space) -> MoveSide:
     """Neighbours of one shape at equal distances, as one box.
 
     It has a dim more.

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Literal
 from attrs import field
 
 from ucpl.records import frozen
-from ucpl.tables.strided import Moves, Side
+from ucpl.tables.strided import Moves, MoveSide
 
 if TYPE_CHECKING:  # reading headers alone does not need it
     import networkx as nx
@@ -137,7 +137,7 @@ class Extract:
 
     label: str
     lanes: tuple[Lane, ...]
-    boxes: Side = field(repr=False)
+    boxes: MoveSide = field(repr=False)
     value: tuple[float, float] = (1.0, 0.0)  # stored = a * x + b
 
     def __str__(self) -> str:
@@ -220,7 +220,7 @@ class Split:
 
     label: str
     lanes: tuple[Lane, ...]
-    boxes: Side = field(repr=False)
+    boxes: MoveSide = field(repr=False)
     value: tuple[float, float] = (1.0, 0.0)  # stored = a * x + b
     lossy: bool = False  # a cast that rounds was asked for
 
@@ -234,7 +234,7 @@ class Check:
 
     label: str
     lanes: tuple[Lane, ...]
-    boxes: Side = field(repr=False)
+    boxes: MoveSide = field(repr=False)
     value: tuple[float, float] = (1.0, 0.0)
     lossy: bool = False
 
@@ -249,7 +249,7 @@ class Send:
     label: str
     lanes: tuple[Lane, ...]
     peer: int
-    boxes: Side = field(repr=False)
+    boxes: MoveSide = field(repr=False)
     value: tuple[float, float] = (1.0, 0.0)
     lossy: bool = False
 
@@ -264,7 +264,7 @@ class Receive:
     label: str
     lanes: tuple[Lane, ...]
     peer: int
-    boxes: Side = field(repr=False)
+    boxes: MoveSide = field(repr=False)
     value: tuple[float, float] = (1.0, 0.0)
 
     def __str__(self) -> str:
@@ -282,7 +282,7 @@ class Fill:
     label: str
     state: str
     elements: int
-    boxes: Side = field(repr=False, factory=Side.empty)
+    boxes: MoveSide = field(repr=False, factory=MoveSide.empty)
     value: float = 0.0
     lacking: bool = False  # elements of tensors that the source lacks
 
@@ -329,7 +329,7 @@ def _states(
     return ", ".join(dict.fromkeys(getattr(lane, which) for lane in node.lanes))
 
 
-def _boxes(boxes: Side) -> str:
+def _boxes(boxes: MoveSide) -> str:
     return f"{len(boxes):,} boxes, {boxes.elements:,} elements"
 
 

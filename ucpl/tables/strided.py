@@ -23,11 +23,11 @@ from ucpl.tables.numbering import within
 from ucpl.tables.space import Space
 from ucpl.tables.table import I64, Bools, Table, block, column
 
-__all__ = ["Moves", "Side", "clip", "expanded", "join_runs", "split_rows", "straighten"]
+__all__ = ["Moves", "MoveSide", "clip", "expanded", "join_runs", "split_rows", "straighten"]
 
 
 @frozen(eq=False)
-class Side(Table):
+class MoveSide(Table):
     """One side of moves.
 
     Element (j0, j1, ...) of box i is at `offset[i] + sum(j * stride[i])`.
@@ -68,15 +68,15 @@ class Moves(Table):
         return int(self.numel.sum()) if len(self) else 0
 
     @property
-    def source_side(self) -> Side:
-        return Side(self.tensor, self.source, self.shape, self.source_stride)
+    def source_side(self) -> MoveSide:
+        return MoveSide(self.tensor, self.source, self.shape, self.source_stride)
 
     @property
-    def target_side(self) -> Side:
-        return Side(self.tensor, self.target, self.shape, self.target_stride)
+    def target_side(self) -> MoveSide:
+        return MoveSide(self.tensor, self.target, self.shape, self.target_stride)
 
     @classmethod
-    def between(cls, source: Side, target: Side) -> Moves:
+    def between(cls, source: MoveSide, target: MoveSide) -> Moves:
         """Moves from boxes of the source to the target's, by row."""
         return cls(source.tensor, source.offset, target.offset, source.shape, source.stride, target.stride)
 

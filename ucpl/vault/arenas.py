@@ -20,9 +20,9 @@ from ucpl.records import define, frozen
 from ucpl.runtime.disk import disk
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.linux import kind_of
-from ucpl.storage.vaults.records import CHUNK, File, Segment
+from ucpl.storage.vaults.records import CHUNK, SavedFile, Segment
 from ucpl.vault.files import ToSave
-from ucpl.vault.staging import Lane, Stages
+from ucpl.vault.staging import DeviceLane, Stages
 
 __all__ = ["Arenas", "Written", "allocate", "get_places"]
 
@@ -33,7 +33,7 @@ class Written:
 
     size: int
     chunks: tuple[int, ...]
-    files: tuple[File, ...]
+    files: tuple[SavedFile, ...]
 
 
 @frozen(eq=False)
@@ -115,12 +115,12 @@ class _Mapped:
     room: mmap.mmap
     memory: torch.Tensor = field(init=False)  # the same bytes
     is_tried: bool = False
-    lane: Lane | None = None  # devices write into the arena through it
+    lane: DeviceLane | None = None  # devices write into the arena through it
 
     def __attrs_post_init__(self) -> None:
         self.memory = tensor_of(memoryview(self.room), torch.uint8, (len(self.room),))
 
-    def pin(self, lane: Lane) -> None:
+    def pin(self, lane: DeviceLane) -> None:
         self.lane = lane if lane.pin(self.memory) else None
 
     def unpin(self) -> None:
@@ -271,6 +271,7 @@ def _written(
     chunks: tuple[int, ...],
 ) -> Written:
     made = (
-        File(file.name, file.size, tuple(segments[i]), crcs[i], file.late, file.named) for i, file in enumerate(files)
+        SavedFile(file.name, file.size, tuple(segments[i]), crcs[i], file.late, file.named)
+        for i, file in enumerate(files)
     )
     return Written(len(room), chunks, tuple(made))

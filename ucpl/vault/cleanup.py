@@ -11,7 +11,7 @@ from pathlib import Path
 from ucpl.owned import opened_as_is
 from ucpl.records import frozen
 from ucpl.storage.vaults.committed import domains_of, get_commits, reject_no_vault
-from ucpl.storage.vaults.domains import COMMIT, OURS, Domain, hold_lock
+from ucpl.storage.vaults.domains import COMMIT, OURS, LocalDomain, hold_lock
 from ucpl.storage.vaults.hosts import FILE, LOCK
 from ucpl.storage.vaults.records import Job
 from ucpl.vault.inspect import FoundFolder, find_vaults, inspect_folder, is_alive
@@ -77,7 +77,7 @@ def _state_in(home: Path, job: Job | None) -> str:
     commits = get_commits(home, job) if job is not None else []
     if commits:
         return f"generation {commits[0].generation}, step {commits[0].step}, is committed"
-    names = {name for number in domains_of(home) for name in Domain(home, number).names()}
+    names = {name for number in domains_of(home) for name in LocalDomain(home, number).names()}
     records = sorted(name for name in names if COMMIT.fullmatch(name))
     if records:
         return f"the commit record {records[-1]} is damaged"
@@ -89,7 +89,7 @@ def _state_in(home: Path, job: Job | None) -> str:
 def _is_ours(home: Path) -> bool:
     """True if the folder contains only files of a vault."""
     for number in domains_of(home):
-        folder = Domain(home, number).folder
+        folder = LocalDomain(home, number).folder
         if folder.is_symlink():
             return False
         for path in folder.iterdir():

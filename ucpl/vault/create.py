@@ -22,7 +22,7 @@ from ucpl.records import frozen
 from ucpl.storage.keys import Keys, any_name
 from ucpl.storage.vaults.checksummed_text import JsonObject, write_whole
 from ucpl.storage.vaults.committed import domains_of, get_commits, read_job, reject_no_vault
-from ucpl.storage.vaults.domains import Domain, hold_lock
+from ucpl.storage.vaults.domains import LocalDomain, hold_lock
 from ucpl.storage.vaults.hosts import LOCK, Hosts, addresses_of, hosts_at
 from ucpl.storage.vaults.protection import Protection, check_partition, even_domains, get_sets
 from ucpl.storage.vaults.records import NAME, REPLAYS_MAX, Commit, Job
@@ -84,8 +84,8 @@ class Vault:
             remedy = "" if error.errno in NO_ROOM else f"name a folder in memory that can be written, as in {SAFE}"
             fail("E695", f"{path} cannot be written: {why_not_made(path, error)}", Label(str(path)), remedy=remedy)
 
-    def domain(self, number: int) -> Domain:
-        return Domain(self.home, number)
+    def domain(self, number: int) -> LocalDomain:
+        return LocalDomain(self.home, number)
 
     def committed(self) -> Commit | None:
         """The newest committed generation."""
@@ -166,11 +166,11 @@ def _create(path: Path, wanted: Job, options: ToMake) -> Job:
             fail("E694", what, Label(str(path), f"asked for: {_describe(wanted)}"), remedy=_removal(path, there))
         if "hosts" in options or "keys" in options:
             return _create_on_hosts(path, wanted, options)
-        if there is None and any(os.path.lexists(Domain(path, number).job()) for number in domains_of(path)):
+        if there is None and any(os.path.lexists(LocalDomain(path, number).job()) for number in domains_of(path)):
             reject_no_vault(path)  # it may be all that is left of a job
         job = there or evolve(wanted, ident=token_hex(8))
         for number in range(len(job.domains)):
-            here = Domain(path, number)
+            here = LocalDomain(path, number)
             make_owned(here.folder)
             if not here.job().exists():
                 write_whole(here.job(), job.sealed())

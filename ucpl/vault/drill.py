@@ -29,7 +29,7 @@ from ucpl.live.tensors import flat_bytes, memory_of
 from ucpl.records import define, frozen
 from ucpl.runtime.failpoints import set_failpoints
 from ucpl.storage.vaults.committed import get_commits, read_job
-from ucpl.storage.vaults.domains import Domain
+from ucpl.storage.vaults.domains import LocalDomain
 from ucpl.storage.vaults.snapshot_folder import open_generation
 from ucpl.vault.cleanup import remove_vaults
 from ucpl.vault.create import Vault
@@ -207,7 +207,7 @@ class _Drill:
 
     def _without(self, home: Path, lost: Sequence[int]) -> Path:
         for domain in lost:
-            shutil.rmtree(Domain(home, domain).folder)
+            shutil.rmtree(LocalDomain(home, domain).folder)
         return home
 
     # ---- the faults ---------------------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ class _Drill:
         assert job is not None
         commit = get_commits(base, job)[0]
         for number, ranks in enumerate(job.domains):
-            here = Domain(base, number)
+            here = LocalDomain(base, number)
             files = [here.arena(rank, commit.shards[rank].slot) for rank in ranks if commit.shards[rank].size]
             files += [here.parity(commit.parity[number].slot)] if commit.parity[number].size else []
             yield from ((number, path) for path in files)
@@ -352,7 +352,7 @@ class _Drill:
                 home = self._copy(base)
                 for number in range(count):
                     if number != kept:
-                        for path in Domain(home, number).folder.glob("commit.*.json"):
+                        for path in LocalDomain(home, number).folder.glob("commit.*.json"):
                             path.write_bytes(path.read_bytes()[:-3] if data is None else data)
                 found.count(self.outcome(home), f"all but d{kept}")
         return found

@@ -13,7 +13,7 @@ from attrs import evolve
 
 from ucpl.files.torch_files import TorchFilePlan, layout_archive, layout_torch_file
 from ucpl.records import frozen
-from ucpl.storage.vaults.records import Late, Named
+from ucpl.storage.vaults.records import Late, SavedValue
 from ucpl.vault.value_trees import ValueTree
 
 __all__ = ["ToSave", "archives", "cut", "text_file", "torch_file"]
@@ -28,7 +28,7 @@ class ToSave:
     fixed: tuple[tuple[int, bytes], ...]  # (byte position, bytes)
     tensors: tuple[tuple[int, str, torch.Tensor], ...]  # (byte position, storage, its elements)
     late: tuple[Late, ...] = ()
-    named: tuple[Named, ...] = ()  # the values in it, if they are requested
+    named: tuple[SavedValue, ...] = ()  # the values in it, if they are requested
 
 
 def text_file(name: str, data: bytes) -> ToSave:

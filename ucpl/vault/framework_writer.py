@@ -33,10 +33,10 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from ucpl.errors import Label, UcplError, fail
-from ucpl.live.agreement import Ranks
+from ucpl.live.agreement import JobRanks
 from ucpl.live.tensors import is_placed, unreadable
 from ucpl.records import define, frozen
-from ucpl.storage.vaults.records import Named
+from ucpl.storage.vaults.records import SavedValue
 from ucpl.vault.files import ToSave, archives, text_file, torch_file
 from ucpl.vault.value_trees import ValueTree, one_tensor, to_value_tree
 
@@ -278,7 +278,7 @@ def _named(file: ToSave, plan: SavePlan, results: list[WriteResult]) -> ToSave:
     They are the non-tensors, and the tensors that have elements.
     """
     named = [
-        Named(one.index.fqn, "", one.storage_data.offset, one.size_in_bytes, "", ())
+        SavedValue(one.index.fqn, "", one.storage_data.offset, one.size_in_bytes, "", ())
         for item, one in zip(plan.items, results, strict=True)
         if item.type == WriteItemType.BYTE_IO
     ]
@@ -286,7 +286,7 @@ def _named(file: ToSave, plan: SavePlan, results: list[WriteResult]) -> ToSave:
         index = plan.items[int(storage.partition(":")[0])].index  # as `archives` numbers them
         name = f"{index.fqn}@{','.join(map(str, index.offset or ()))}"
         dtype = str(tensor.dtype).removeprefix("torch.")
-        named.append(Named(name, storage, at, tensor.numel() * tensor.element_size(), dtype, tuple(tensor.shape)))
+        named.append(SavedValue(name, storage, at, tensor.numel() * tensor.element_size(), dtype, tuple(tensor.shape)))
     return evolve(file, named=tuple(named))
 
 
@@ -414,12 +414,12 @@ def _refilled(known: _Distribution, planner: SavePlanner) -> ToSave | None:
     )
 
 
-def ranks() -> Ranks:
+def ranks() -> JobRanks:
     """The ranks of the job.
 
     A rank that cannot save keeps all others from saving.
     """
-    return Ranks.of(code="E693", words="cannot save, so no rank does")
+    return JobRanks.of(code="E693", words="cannot save, so no rank does")
 
 
 def _dealt(state: dict[str, object]) -> _PlanCollector:

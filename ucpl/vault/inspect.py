@@ -31,7 +31,7 @@ from ucpl.storage.vaults.committed import (
     reject_no_vault,
     why_unreadable,
 )
-from ucpl.storage.vaults.domains import OURS, AnyDomain, Domain, is_locked
+from ucpl.storage.vaults.domains import OURS, AnyDomain, LocalDomain, is_locked
 from ucpl.storage.vaults.hosts import FILE, hosts_at
 from ucpl.storage.vaults.memory import Bytes, ChunkedFile, LostBytes, Memory
 from ucpl.storage.vaults.records import CHUNK, Commit, Job
@@ -107,7 +107,7 @@ class Damage:
 def is_alive(home: Path) -> bool:
     """True if any server or writer of a vault runs."""
     for number in domains_of(home):
-        here = Domain(home, number)
+        here = LocalDomain(home, number)
         if is_locked(here.lock("server")):
             return True
         if any(is_locked(path) for path in here.folder.glob("r*.lock")):
@@ -130,7 +130,7 @@ def inspect_vault(home: Path) -> VaultStatus:
             continue
         among = [n for n in range(len(job.domains)) if _has(get_domain(home, n), commit.generation)]
         ages = []
-        for here in (Domain(home, n) for n in among):
+        for here in (LocalDomain(home, n) for n in among):
             with suppress(OSError):
                 ages.append(max(0.0, time.time() - here.commit(commit.generation).stat().st_mtime))
         found.append(
@@ -168,7 +168,7 @@ def _place(home: Path, number: int, ranks: tuple[int, ...]) -> DomainStatus:
                 size += there.size(name)
         at = ":".join(map(str, there.address))
         return DomainStatus(number, ranks, bool(names), bool(names), (), size, at)
-    here = Domain(home, number)
+    here = LocalDomain(home, number)
     size = 0
     with suppress(OSError):
         size = sum(entry.stat().st_blocks * 512 for entry in os.scandir(here.folder))
@@ -207,7 +207,7 @@ def find_damage(home: Path, generation: int | None = None) -> tuple[Memory, list
 def _bad_texts(home: Path, memory: Memory) -> list[str]:
     """Damaged identity and commit records of the local domains."""
     found = []
-    for here in (Domain(home, number) for number in range(len(memory.job.domains))):
+    for here in (LocalDomain(home, number) for number in range(len(memory.job.domains))):
         if not here.is_there():
             continue
         data = None
@@ -271,7 +271,7 @@ def repair_texts(home: Path) -> int:
     memory = open_generation(home)
     memory.close()
     count = 0
-    for here in (Domain(home, number) for number in range(len(memory.job.domains))):
+    for here in (LocalDomain(home, number) for number in range(len(memory.job.domains))):
         if here.is_there():
             count += repair_job(here, memory.job)
             count += sum(repair_commit(here, one.commit, memory.job) for one in (*memory.before, memory))
@@ -301,7 +301,7 @@ def scrub(home: Path, say: Say = lambda _: None) -> tuple[int, list[Damage]]:
     Raises: UcplError E686 for a vault that another user can change, E692, OSError.
     """
     if read_job(home) is not None:
-        for folder in (home, *(Domain(home, number).folder for number in domains_of(home))):
+        for folder in (home, *(LocalDomain(home, number).folder for number in domains_of(home))):
             demand_owned(folder)
     for number in _count_again(home):
         say(f"committed  generation {number} again, from the shards of its ranks and the votes of its domains")
@@ -311,7 +311,7 @@ def scrub(home: Path, say: Say = lambda _: None) -> tuple[int, list[Damage]]:
     count = 0
     try:
         for number in range(len(memory.job.domains)):
-            here = Domain(home, number)
+            here = LocalDomain(home, number)
             if not here.is_there():
                 continue
             for one in (*memory.before, memory):
@@ -340,7 +340,7 @@ def inspect_folder(path: Path) -> FoundFolder | None:
         return FoundFolder(path, why_unreadable=why)
     if (job := read_job(path)) is not None:
         return FoundFolder(path, job)
-    names = [f"d{n}/{name}" for n in domains_of(path) for name in Domain(path, n).names() if OURS.fullmatch(name)]
+    names = [f"d{n}/{name}" for n in domains_of(path) for name in LocalDomain(path, n).names() if OURS.fullmatch(name)]
     if any(_was_sealed(path / name) for name in (FILE, *names) if ".json" in name):
         return FoundFolder(path)
     is_likely = any(not name.endswith("/job.json") for name in names)

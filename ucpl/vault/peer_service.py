@@ -15,7 +15,7 @@ from pathlib import Path
 from ucpl.storage.authentication import Address, TlsListener
 from ucpl.storage.keys import READER, Keys, any_name, names_of
 from ucpl.storage.vaults.checksummed_text import read_sealed
-from ucpl.storage.vaults.domains import Domain, hold_lock
+from ucpl.storage.vaults.domains import LocalDomain, hold_lock
 from ucpl.storage.vaults.hosts import LOCK, Hosts, hosts_at, table_of
 from ucpl.storage.vaults.records import Commit, Job
 from ucpl.storage.vaults.remote_domain import BLOCK
@@ -37,7 +37,7 @@ class PeerService:
 
     def __init__(self, home: Path, number: int, job: Job, port: int, keys: Keys) -> None:
         """Raises: OSError, if this host cannot listen there."""
-        self.home, self.job, self.here = home, job, Domain(home, number)
+        self.home, self.job, self.here = home, job, LocalDomain(home, number)
         self._table = threading.Lock()
         self._members = any_name(home.name, len(job.domains)) - names_of(home.name, READER)
         door = TlsListener(("0.0.0.0", port), keys, any_name(home.name, len(job.domains)))

@@ -13,7 +13,7 @@ from attrs import field
 from ucpl.errors import Label, fail
 from ucpl.records import define
 from ucpl.storage.keys import Keys, names_of
-from ucpl.storage.vaults.domains import Domain
+from ucpl.storage.vaults.domains import LocalDomain
 from ucpl.storage.vaults.hosts import Hosts, hosts_at, table_of
 from ucpl.storage.vaults.remote_domain import RemoteDomain
 from ucpl.vault.peer_service import PeerService
@@ -34,7 +34,7 @@ class Peers:
     Nothing is voted for until each has answered once: it may have a newer committed generation.
     """
 
-    here: Domain
+    here: LocalDomain
     job: Job
     say: Callable[[str], None]
     seat: int = 0  # when this server took its domain; 0: it has not, yet

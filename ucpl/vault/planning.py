@@ -21,7 +21,7 @@ from ucpl.vault.footprint import Footprint, PlacedTensor, get_footprint
 from ucpl.vault.rank_schemes import Scheme, rank_schemes
 from ucpl.vault.survival import LostRange, Survival
 
-__all__ = ["KINDS", "Loss", "Room", "VaultPlan", "plan_vault", "get_domains"]
+__all__ = ["KINDS", "DomainLoss", "Room", "VaultPlan", "plan_vault", "get_domains"]
 
 KINDS = ("node", "process")  # of `domain` statements, in order of preference
 
@@ -42,7 +42,7 @@ class Room:
 
 
 @frozen
-class Loss:
+class DomainLoss:
     """The data that is lost with some domains."""
 
     domains: tuple[int, ...]
@@ -87,7 +87,7 @@ class VaultPlan:
         stretches = (DomainData.of(some, [self.foreseen.gradients[r] for r in some]) for some in self.domains)
         return Survival(self.scheme.protection, tuple(stretches))
 
-    def loss(self, lost: Sequence[int]) -> Loss:
+    def loss(self, lost: Sequence[int]) -> DomainLoss:
         """The data that is lost without these domains."""
         ranges = self.guarded.gone(lost)
         tensors: dict[str, None] = {}
@@ -96,7 +96,7 @@ class VaultPlan:
             for kept, low, high in self._within(one):
                 tensors.setdefault(f"{key_text(kept.tensor.key)} in {kept.tensor.file}")
                 first = first or self.foreseen.element(kept, low, high)
-        return Loss(tuple(lost), sum(g.high - g.low for g in ranges), tuple(tensors), first)
+        return DomainLoss(tuple(lost), sum(g.high - g.low for g in ranges), tuple(tensors), first)
 
     def lacking(self, lost: Sequence[int]) -> frozenset[tuple[int, str, str]]:
         """(rank that saved it, file, key) of each damaged stored tensor.

@@ -18,7 +18,7 @@ from ucpl.owned import is_owned, stranger
 from ucpl.records import frozen
 from ucpl.storage.vaults.checksummed_text import write_whole
 from ucpl.storage.vaults.committed import domains_of, get_commits, get_unreadable_newer, read_job, reject_no_vault
-from ucpl.storage.vaults.domains import Domain
+from ucpl.storage.vaults.domains import LocalDomain
 from ucpl.storage.vaults.records import Commit
 from ucpl.storage.vaults.snapshot_folder import open_generation
 from ucpl.vault.persisted import STATE, Persisted, persisted_in, ranks_json, ranks_json_text, read_ranks_json
@@ -185,7 +185,7 @@ def _times(home: Path, commits: Sequence[Commit]) -> list[int]:
         at, written = one.at, list[int]()
         for number in domains_of(home) if not at else ():
             with suppress(OSError):
-                written.append(Domain(home, number).commit(one.generation).stat().st_mtime_ns // 1_000_000)
+                written.append(LocalDomain(home, number).commit(one.generation).stat().st_mtime_ns // 1_000_000)
         at = at or min(written, default=0)
         times.append(min([at, *times[-1:]]))  # a repaired text is younger than its content
     return times

@@ -35,7 +35,7 @@ from ucpl.storage.vaults.committed import (
     read_job,
     reject_no_vault,
 )
-from ucpl.storage.vaults.domains import LOOKED_AT, AnyDomain, Domain, hold_lock
+from ucpl.storage.vaults.domains import LOOKED_AT, AnyDomain, LocalDomain, hold_lock
 from ucpl.storage.vaults.hosts import hosts_at
 from ucpl.storage.vaults.memory import Bytes, ChunkedFile, LostBytes, Memory, get_domain_data
 from ucpl.storage.vaults.protection import block_size, get_sets
@@ -72,7 +72,7 @@ class Server:
     number: int
     say: Say = lambda _: None
     job: Job = field(init=False)
-    here: Domain = field(init=False)
+    here: LocalDomain = field(init=False)
     at: Address | None = None  # the address for other hosts; None: from the vault's list of hosts
     _ends: ExitStack = field(factory=ExitStack)
     _others: Peers | None = None  # of a vault on several hosts
@@ -84,7 +84,7 @@ class Server:
         if job is None:
             reject_no_vault(self.home)
         check_domain(job, self.number, self.home)
-        self.job, self.here = job, Domain(self.home, self.number)
+        self.job, self.here = job, LocalDomain(self.home, self.number)
         try:
             demand_owned(self.home)
             make_owned(self.here.folder)
@@ -335,7 +335,7 @@ class Server:
                 try:
                     where.put_commit(commit.generation, text, self.job)
                 except OSError as error:  # another host gets the record later
-                    if isinstance(where, Domain):
+                    if isinstance(where, LocalDomain):
                         raise
                     lacks = f"d{where.number} has no record of it: {error.strerror}"
                     self.say(f"generation {commit.generation} is committed, but {lacks}")
@@ -344,14 +344,14 @@ class Server:
         return commit.generation
 
 
-def has_commit(here: Domain, commit: Commit, job: Job) -> bool:
+def has_commit(here: LocalDomain, commit: Commit, job: Job) -> bool:
     """True if a domain has an undamaged commit record of the generation."""
     with suppress(OSError):
         return here.commit_in(commit.generation, job) is not None
     return False
 
 
-def repair_commit(here: Domain, commit: Commit, job: Job) -> bool:
+def repair_commit(here: LocalDomain, commit: Commit, job: Job) -> bool:
     """Write the commit record of a generation in a domain, if needed.
 
     Returns True if it was missing or damaged. Raises: OSError.
@@ -364,7 +364,7 @@ def repair_commit(here: Domain, commit: Commit, job: Job) -> bool:
     return mine
 
 
-def repair_job(here: Domain, job: Job) -> bool:
+def repair_job(here: LocalDomain, job: Job) -> bool:
     """The same for the identity record of the vault. Raises: OSError."""
     with suppress(OSError):
         if read_sealed(here.job()) == job.sealed():
@@ -411,7 +411,7 @@ def heal(memory: Memory, number: int) -> int:
 
     Returns the number of rebuilt chunks. Other damage remains; a later read rejects it. Raises: OSError.
     """
-    here = Domain(memory.home, number)
+    here = LocalDomain(memory.home, number)
     count = 0
     for rank in memory.job.domains[number]:
         piece = memory.arena(rank)
@@ -423,7 +423,7 @@ def heal(memory: Memory, number: int) -> int:
     return count
 
 
-def _healed(memory: Memory, here: Domain, piece: ChunkedFile, made: Callable[[int, Bytes], None]) -> int:
+def _healed(memory: Memory, here: LocalDomain, piece: ChunkedFile, made: Callable[[int, Bytes], None]) -> int:
     count = 0
     for low in range(0, piece.size, CHUNK):
         if piece.is_intact(low):

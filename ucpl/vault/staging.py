@@ -18,7 +18,7 @@ from attrs import field
 from ucpl.live.tensors import address_of, flat_bytes, memory_of, tensor_of
 from ucpl.records import define, frozen
 
-__all__ = ["BUCKET", "Cuda", "Lane", "Stages", "lane_of"]
+__all__ = ["BUCKET", "Cuda", "DeviceLane", "Stages", "lane_of"]
 
 BUCKET = 32 << 20  # bytes that are on their way at once
 ROOMS = 2  # one that is filled, one that is read
@@ -34,7 +34,7 @@ class Copying(Protocol):
         ...
 
 
-class Lane(Protocol):
+class DeviceLane(Protocol):
     """The path of bytes from one device."""
 
     def room(self, size: int) -> torch.Tensor:
@@ -108,7 +108,7 @@ class Cuda:
         return torch.equal(end, token)
 
 
-def lane_of(device: torch.device) -> Lane | None:
+def lane_of(device: torch.device) -> DeviceLane | None:
     """The lane of a device.
 
     None: its tensors are used in place or copied at once.
@@ -135,12 +135,12 @@ class Stages:
     The memory is reused, because page-locked memory is expensive to allocate.
     """
 
-    lane_of: Callable[[torch.device], Lane | None] = lane_of
+    lane_of: Callable[[torch.device], DeviceLane | None] = lane_of
     bucket: int = BUCKET
-    _lanes: dict[torch.device, Lane | None] = field(factory=dict)
+    _lanes: dict[torch.device, DeviceLane | None] = field(factory=dict)
     _rooms: dict[torch.device, list[torch.Tensor]] = field(factory=dict)
 
-    def lane(self, data: bytes | torch.Tensor) -> Lane | None:
+    def lane(self, data: bytes | torch.Tensor) -> DeviceLane | None:
         """The lane of a tensor's device; None if it needs none."""
         if not isinstance(data, torch.Tensor):
             return None

@@ -14,7 +14,7 @@ from math import comb
 
 from ucpl.records import frozen
 from ucpl.storage.vaults.memory import DomainData
-from ucpl.storage.vaults.protection import Group, Protection, block_size, get_sets
+from ucpl.storage.vaults.protection import ParityGroup, Protection, block_size, get_sets
 from ucpl.storage.vaults.records import CHUNK
 
 __all__ = ["LostRange", "Survival", "SurvivalCount"]
@@ -63,7 +63,7 @@ class Survival:
         }
 
     @cached_property
-    def _groups(self) -> dict[int, tuple[Group, ...]]:
+    def _groups(self) -> dict[int, tuple[ParityGroup, ...]]:
         """The groups by the number of domains of a set."""
         return {size: self.protection.groups(size) for size in {len(among) for among in self.sets}}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ucpl.storage.vaults.committed import get_domains, get_shards
-from ucpl.storage.vaults.domains import AnyDomain, Domain, is_locked
+from ucpl.storage.vaults.domains import AnyDomain, LocalDomain, is_locked
 from ucpl.storage.vaults.records import Job
 
 __all__ = ["why_not_committed"]
@@ -40,7 +40,7 @@ def why_not_committed(home: Path, job: Job, run: str, generation: int, *, is_fir
             return f"{_ranks(newer)} saved more often: all ranks must save equally often", True
         text = f"{_ranks(unsaved)} did not save it, withdrew it or still digests it"
         return f"{text}: all ranks must save equally often", not is_first
-    away = [where.number for where in holders if isinstance(where, Domain) and not is_locked(where.lock("server"))]
+    away = [where.number for where in holders if isinstance(where, LocalDomain) and not is_locked(where.lock("server"))]
     if away:
         return f"no server runs for {_domains(away)} (`ucpl vault serve {home} --domain {away[0]}`)", True
     silent = [where.number for where in holders if not any(_votes(where, job, generation))]

@@ -31,7 +31,7 @@ from ucpl.records import frozen
 from ucpl.runtime.failpoints import failpoint
 from ucpl.storage.vaults.checksummed_text import JsonObject, write_whole
 from ucpl.storage.vaults.committed import get_commits, get_domains, get_shards, read_commits, silent
-from ucpl.storage.vaults.domains import LOOKED_AT, AnyDomain, Domain, hold_lock
+from ucpl.storage.vaults.domains import LOOKED_AT, AnyDomain, LocalDomain, hold_lock
 from ucpl.storage.vaults.hosts import hosts_at
 from ucpl.storage.vaults.records import Commit, Job, RunRecord, Shard, slot_of
 from ucpl.storage.vaults.snapshot_folder import open_generation
@@ -115,7 +115,7 @@ class Writer:
         if domain is None:
             what = f"{home} is the vault of a job of {job.ranks} ranks"
             fail("E694", f"{what}: it has no rank {rank}", Label(str(home)))
-        self.home, self.job, self.rank, self.here = home, job, rank, Domain(home, domain)
+        self.home, self.job, self.rank, self.here = home, job, rank, LocalDomain(home, domain)
         self.wait, self.strict = options.get("wait", 30.0), options.get("strict", False)
         self.beside = options.get("beside", not self.strict)
         self.error: UcplError | None = None  # of the last save that was not kept

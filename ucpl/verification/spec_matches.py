@@ -12,7 +12,7 @@ from pathlib import Path
 from attrs import evolve
 
 from ucpl.errors import Diagnostic, Label, UcplError
-from ucpl.extents import PAIRED, Extent, Flat, in_file
+from ucpl.extents import PAIRED, Extent, FlatBuffer, in_file
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.header_watch import walked
 from ucpl.layout import FileRule
@@ -155,18 +155,18 @@ def orders(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
     return out
 
 
-def stated_flats(placement: Placement, checkpoint: Checkpoint) -> Iterator[tuple[Flat, Flat]]:
+def stated_flats(placement: Placement, checkpoint: Checkpoint) -> Iterator[tuple[FlatBuffer, FlatBuffer]]:
     """Flat buffers of a layout, each with the checkpoint's own statement."""
     stated = {_mark(f, f.coordinates): f for f in checkpoint.state.parallel.flats}
     for flat in placement.flats:
         yield from ((flat, theirs) for (b, _), theirs in stated.items() if b == flat.bucket and _agree(theirs, flat))
 
 
-def _mark(flat: Flat, coordinates: dict[str, int]) -> tuple[int, tuple[tuple[str, int], ...]]:
+def _mark(flat: FlatBuffer, coordinates: dict[str, int]) -> tuple[int, tuple[tuple[str, int], ...]]:
     return flat.bucket, tuple(sorted(coordinates.items()))
 
 
-def _agree(a: Flat, b: Flat) -> bool:
+def _agree(a: FlatBuffer, b: FlatBuffer) -> bool:
     return all(b.coordinates.get(k, v) == v for k, v in a.coordinates.items())
 
 

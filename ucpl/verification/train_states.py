@@ -15,7 +15,7 @@ from typing import Literal
 
 from attrs import field
 
-from ucpl.extents import Call, ParameterGroup, TrainState
+from ucpl.extents import ParameterGroup, PickledCall, TrainState
 from ucpl.extents.parallel_facts import CarriedByRank
 from ucpl.files.carrying import unlike_callers
 from ucpl.files.checkpoint import Checkpoint
@@ -369,7 +369,7 @@ def _scaling(blobs: dict[str, object]) -> dict[str, object]:
     `dynamic`, the scale, and the settings of a dynamic one.
     """
     kept = blobs.get("loss_scaler")
-    if isinstance(kept, Call):
+    if isinstance(kept, PickledCall):
         state: dict[str, object] = kept.state if isinstance(kept.state, dict) else {}
         dynamic = bool(state.get("dynamic", False))
     else:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from attrs import field
 
-from ucpl.extents import DTYPES, Call, Extent, Global, Joined, Scalar, TensorRef, TorchDType
+from ucpl.extents import DTYPES, Extent, Global, Joined, PickledCall, Scalar, TensorRef, TorchDType
 from ucpl.files.carrying import Place, by_place, origin_of
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.scalars import number_of
@@ -16,7 +16,7 @@ from ucpl.records import frozen
 
 __all__ = ["ValueDifference", "ValueTensors", "apart", "value_text"]
 
-_CONTAINERS = (dict, list, tuple, Call)
+_CONTAINERS = (dict, list, tuple, PickledCall)
 _NUMBERS = (bool, int, float)
 
 
@@ -102,7 +102,7 @@ class _Trees:
                 yield ValueDifference(path, f"{len(a)} values", f"{len(b)} values")
             for i, (x, y) in enumerate(zip(a, b, strict=False)):
                 yield from self.apart(f"{path}[{i}]", x, y)
-        elif isinstance(a, Call) and isinstance(b, Call):
+        elif isinstance(a, PickledCall) and isinstance(b, PickledCall):
             for name in ("function", "args", "kwargs", "state", "list_items", "dict_items"):
                 yield from self.apart(f"{path}.{name}", getattr(a, name), getattr(b, name))
         else:
@@ -149,7 +149,7 @@ def value_text(value: object) -> str:
     match value:
         case TensorRef():
             return f"a tensor {value.storage.dtype} {list(value.shape)}"
-        case Call():
+        case PickledCall():
             return f"an object of {value_text(value.function)}"
         case Global():
             return f"{value.module}.{value.name}"

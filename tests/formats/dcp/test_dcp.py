@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 import ucpl
 from ucpl.errors import UcplError
-from ucpl.extents import Call, Size
+from ucpl.extents import PickledCall, Size
 from ucpl.files.pickles import dumps, loads
 from ucpl.formats.dcp.store import DCP
 from ucpl.formats.opening import open_checkpoint
@@ -273,18 +273,18 @@ def of(state: Part, *steps: object) -> Part:
     for step in steps:
         assert isinstance(here, dict)
         here = here[step]
-        here = here.state if isinstance(here, Call) else here
+        here = here.state if isinstance(here, PickledCall) else here
     assert isinstance(here, dict)
     return here
 
 
-def place_of(state: Part, name: str, begin: int) -> Call:
+def place_of(state: Part, name: str, begin: int) -> PickledCall:
     """The place of a chunk."""
     return next(
         held
         for index, held in of(state, "storage_data").items()
-        if isinstance(index, Call) and index.state["fqn"] == name and index.state["offset"][0] == begin  # type: ignore[index]
-        if isinstance(held, Call)
+        if isinstance(index, PickledCall) and index.state["fqn"] == name and index.state["offset"][0] == begin  # type: ignore[index]
+        if isinstance(held, PickledCall)
     )
 
 
@@ -293,7 +293,7 @@ def lose_chunk(state: Part) -> None:
     assert isinstance(chunks, list)
     lost = chunks.pop(1)
     data = of(state, "storage_data")
-    for index in [i for i in data if isinstance(i, Call) and i.state["fqn"] == "model.five"]:  # type: ignore[index]
+    for index in [i for i in data if isinstance(i, PickledCall) and i.state["fqn"] == "model.five"]:  # type: ignore[index]
         if index.state["offset"] == lost.state["offsets"]:  # type: ignore[index]
             del data[index]
 
@@ -306,7 +306,7 @@ def move_chunk(state: Part) -> None:
 
 def lose_place(state: Part) -> None:
     data = of(state, "storage_data")
-    del data[next(i for i in data if isinstance(i, Call) and i.state["fqn"] == "model.five")]  # type: ignore[index]
+    del data[next(i for i in data if isinstance(i, PickledCall) and i.state["fqn"] == "model.five")]  # type: ignore[index]
 
 
 def lose_description(state: Part) -> None:
@@ -316,7 +316,7 @@ def lose_description(state: Part) -> None:
 def lose_weight(state: Part) -> None:
     lose_description(state)
     data = of(state, "storage_data")
-    for index in [i for i in data if isinstance(i, Call) and i.state["fqn"] == "model.five"]:  # type: ignore[index]
+    for index in [i for i in data if isinstance(i, PickledCall) and i.state["fqn"] == "model.five"]:  # type: ignore[index]
         del data[index]
 
 
@@ -355,7 +355,7 @@ def compress(state: Part) -> None:
 def test_incomplete_metadata_is_refused(tmp_path: Path, change: Callable[[Part], object], code: str, said: str) -> None:
     shutil.copytree(FIXTURES / "fsdp2_w4", tmp_path / "folder")
     top = loads((tmp_path / "folder/.metadata").read_bytes())
-    assert isinstance(top, Call) and isinstance(top.state, dict)
+    assert isinstance(top, PickledCall) and isinstance(top.state, dict)
     change(top.state)
     (tmp_path / "folder/.metadata").write_bytes(dumps(top))
     with pytest.raises(UcplError) as found:

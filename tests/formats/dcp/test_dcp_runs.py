@@ -21,9 +21,9 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from ucpl.errors import UcplError
-from ucpl.files.pickle_runs import Run, Runs, find_runs
+from ucpl.files.pickle_runs import PickleRuns, Run, find_runs
 from ucpl.formats.dcp import metadata
-from ucpl.formats.dcp.places import Boxes
+from ucpl.formats.dcp.places import ChunkColumns
 
 SHAPES = {"a": (96,), "b": (96, 5000), "c": (96, 2, 70000), "d": (192, 1, 1, 2), "e": (1, 96), "n": ()}
 
@@ -65,7 +65,7 @@ def read(root: Path, raw: bytes, patch: pytest.MonkeyPatch, singly: bool) -> Any
     (root / ".metadata").write_bytes(raw)
     with patch.context() as once:
         if singly:
-            once.setattr(metadata, "find_runs", lambda data, forms: Runs(data))
+            once.setattr(metadata, "find_runs", lambda data, forms: PickleRuns(data))
         try:
             made = metadata.read_metadata(root)
         except UcplError as error:
@@ -89,7 +89,7 @@ def test_runs_say_the_same(root: Path, by_rank: bool, monkeypatch: pytest.Monkey
     kept = find_runs(raw, (metadata._CHUNK, metadata._PLACE))
     monkeypatch.setattr(metadata, "find_runs", lambda data, forms: kept)
     made = metadata.read_metadata(root)
-    assert sum(isinstance(one.chunks, Boxes) for one in made.tensors.values()) == len(SHAPES) - 1
+    assert sum(isinstance(one.chunks, ChunkColumns) for one in made.tensors.values()) == len(SHAPES) - 1
     assert sum(run.size for run in kept.taken) > 0.8 * sum(len(one.chunks) for one in made.tensors.values()) * 2 - 80
 
 

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ucpl.errors import UcplError, catalogue
-from ucpl.extents import Call, Extent, Scalar
+from ucpl.extents import Extent, PickledCall, Scalar
 from ucpl.extents.sub_groups import pack, slice_numel
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.scalars import number_of
@@ -92,7 +92,7 @@ def test_the_example_is_read_completely() -> None:
     assert list(found.state.carried) == ["epoch", "cursor"]
     assert [key for _, key in found.carried_extents] == [("cursor",)]
     assert found.state.blobs["global_steps"] == 3
-    assert isinstance(found.state.blobs["loss_scaler"], Call)
+    assert isinstance(found.state.blobs["loss_scaler"], PickledCall)
     assert [t.states for t in found.state.tensors if t.name == "gate_up.weight"] == [("fp32", "exp_avg", "exp_avg_sq")]
 
 

@@ -21,7 +21,7 @@ from attrs import evolve
 import ucpl
 from tests.fuzz.containers import pickle_of, write_torch_file
 from ucpl.errors import Diagnostic, UcplError
-from ucpl.extents import Call, Extent, Size, StorageRef, TensorRef
+from ucpl.extents import Extent, PickledCall, Size, StorageRef, TensorRef
 from ucpl.extents.parallel_facts import CarriedByRank
 from ucpl.files.pickles import loads
 from ucpl.files.scalars import number_of
@@ -458,7 +458,9 @@ def test_zero_stage_of_an_enum_and_of_a_number_is_one(tmp_path: Path) -> None:
     folder = copied(Z1, tmp_path)
     change(folder / optim(0), lambda v: v[STATE].update(zero_stage=1))
     assert open_checkpoint(folder).state.settings["stage"].value == 1
-    change(folder / optim(0), lambda v: v[STATE].update(zero_stage=Call(v[STATE]["loss_scaler"].function, (1, 2))))
+    change(
+        folder / optim(0), lambda v: v[STATE].update(zero_stage=PickledCall(v[STATE]["loss_scaler"].function, (1, 2)))
+    )
     assert refusal(folder).code == "E455"
 
 

@@ -18,7 +18,7 @@ from tests.gathered import plain_bytes
 from ucpl import api
 from ucpl.api import make_plan, open_checkpoint, source_side, target_side
 from ucpl.errors import UcplError
-from ucpl.extents import Call, StoredTensor, Structure, TensorRef
+from ucpl.extents import PickledCall, StoredTensor, Structure, TensorRef
 from ucpl.files.checkpoint import Checkpoint, Skeleton
 from ucpl.files.pickles import attributes_of
 from ucpl.files.torch_files import layout_torch_file, read_torch_file
@@ -65,7 +65,7 @@ def plain(value: Any) -> Any:
         if isinstance(value, OrderedDict):
             return list(inner.items()), plain(attributes_of(value))
         return inner
-    if isinstance(value, Call):
+    if isinstance(value, PickledCall):
         return "call", value.function, plain(value.args), value.new, plain(value.state)
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]

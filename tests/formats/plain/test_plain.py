@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ucpl.errors import UcplError, catalogue
-from ucpl.extents import Call, Global, Size, TorchDType
+from ucpl.extents import Global, PickledCall, Size, TorchDType
 from ucpl.files.pickles import attributes_of, dumps, loads, set_attributes
 from ucpl.files.plain_values import decode, encode
 from ucpl.files.scalars import number_of
@@ -148,7 +148,9 @@ def test_coded_values_are_safe(value: Any) -> None:
 
 
 def test_objects_come_back() -> None:
-    inner = Call(Global("m", "C"), (1,), {"k": 2}, new=True, state={"a": [1]}, list_items=[3], dict_items=[((1, 2), 4)])
+    inner = PickledCall(
+        Global("m", "C"), (1,), {"k": 2}, new=True, state={"a": [1]}, list_items=[3], dict_items=[((1, 2), 4)]
+    )
     shared = [1]
     mapping: OrderedDict[str, Any] = OrderedDict(a=shared, b=shared, c=inner)
     set_attributes(mapping, {"_metadata": {"version": 1}})

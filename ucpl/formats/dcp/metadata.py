@@ -17,9 +17,9 @@ import numpy as np
 from attrs import evolve, field
 
 from ucpl.errors import Label, UcplError, fail
-from ucpl.extents import DTYPES, Call, Global, Size, TorchDType
+from ucpl.extents import DTYPES, Global, PickledCall, Size, TorchDType
 from ucpl.files.inert import PICKLE_BYTES_MAX
-from ucpl.files.pickle_runs import Form, Irregular, Run, Runs, ValuesOf, find_runs
+from ucpl.files.pickle_runs import Form, Irregular, PickleRuns, Run, ValuesOf, find_runs
 from ucpl.files.pickles import load_pickle
 from ucpl.files.skipping import skips_optimizer
 from ucpl.files.texts import check_inside, read_small
@@ -120,7 +120,7 @@ def read_metadata(root: Path) -> Metadata:
     return _read(root, raw, None)
 
 
-def _read(root: Path, raw: bytes, runs: Runs | None) -> Metadata:
+def _read(root: Path, raw: bytes, runs: PickleRuns | None) -> Metadata:
     """Read all of it.
 
     runs: of records that are read at once. Raises: Irregular, UnicodeDecodeError, if they cannot be.
@@ -158,7 +158,7 @@ def _read(root: Path, raw: bytes, runs: Runs | None) -> Metadata:
 
 def _is(value: Value, name: str) -> bool:
     held = value.held
-    return isinstance(held, Call) and isinstance(held.function, Global) and _is_class(name, held.function)
+    return isinstance(held, PickledCall) and isinstance(held.function, Global) and _is_class(name, held.function)
 
 
 def _is_class(name: str, held: Global) -> bool:
@@ -176,7 +176,7 @@ _PLACE = Form(
 
 def _fields(value: Value, name: str) -> Value:
     """The attributes of an object of a class of DCP's."""
-    if not _is(value, name) or not isinstance(value.held, Call):
+    if not _is(value, name) or not isinstance(value.held, PickledCall):
         value.wrong(f"an object of {name}")
     state = value.held.state
     return Value(value.path, value.file, value.key, {} if state is None else state, value.code)
@@ -223,7 +223,7 @@ def _product(shape: Shape) -> int:
     return size
 
 
-def _places(value: Value, runs: Runs | None) -> Mapping[str, dict[Shape | None, ByteRange]]:
+def _places(value: Value, runs: PickleRuns | None) -> Mapping[str, dict[Shape | None, ByteRange]]:
     """Places by name and begin (None: a value that is no tensor)."""
     out: dict[str, dict[Shape | None, ByteRange]] = {}
     pairs: list[Run] = []
@@ -264,12 +264,12 @@ def _only_place(name: str, places: dict[Shape | None, ByteRange], path: Path) ->
 
 
 def _stored(
-    name: str, value: Value, by_name: Mapping[str, dict[Shape | None, ByteRange]], path: Path, runs: Runs | None
+    name: str, value: Value, by_name: Mapping[str, dict[Shape | None, ByteRange]], path: Path, runs: PickleRuns | None
 ) -> ChunkedTensor:
     said = _fields(value, "TensorStorageMetadata")
     properties = said.at("properties")
     held = _fields(properties, "TensorProperties")
-    if not held.held and isinstance(properties.held, Call):  # made by a call, as ucpl writes it
+    if not held.held and isinstance(properties.held, PickledCall):  # made by a call, as ucpl writes it
         held = Value(held.path, held.file, held.key, properties.held.args, held.code)
     dtype = held.items()[0] if held.held else held
     if not isinstance(dtype.held, TorchDType) or dtype.held.name not in DTYPES:
@@ -306,7 +306,7 @@ def _stored(
     return ChunkedTensor(dtype.held.name, shape, tuple(chunks[o] for o in sorted(chunks)), alone)
 
 
-def _columns(listed: Value, runs: Runs, dims: int) -> tuple[Numbers, Numbers] | None:
+def _columns(listed: Value, runs: PickleRuns, dims: int) -> tuple[Numbers, Numbers] | None:
     """Begins and shapes of chunks, in runs and between them."""
     found: list[tuple[Numbers, Numbers]] = []
     for item in listed.items():
@@ -329,7 +329,7 @@ def _singly(listed: list[object]) -> Iterator[object]:
     for item in listed:
         if isinstance(item, Run):
             for offset, size in zip(item.shapes("offsets").tolist(), item.shapes("sizes").tolist(), strict=True):
-                yield Call(_CHUNK_CLASS, new=True, state={"offsets": Size(offset), "sizes": Size(size)})
+                yield PickledCall(_CHUNK_CLASS, new=True, state={"offsets": Size(offset), "sizes": Size(size)})
         else:
             yield item
 

@@ -16,7 +16,7 @@ from ucpl.files.torch_files import crc_of
 from ucpl.files.values import Value
 from ucpl.formats.dcp.chunks import Chunks
 from ucpl.formats.dcp.metadata import METADATA, ChunkedTensor, Metadata, Step
-from ucpl.formats.torch_dicts import Named
+from ucpl.formats.torch_dicts import NamedTensors
 from ucpl.formats.torch_optimizer import NamedOptimizer, named_optimizers
 
 __all__ = ["with_names"]
@@ -49,7 +49,9 @@ def with_names(
     aliases = {
         name: first[t.storage.name] for name, t in refs.items() if first.setdefault(t.storage.name, name) != name
     }
-    model = Named(refs, {name: prefix + name for name in refs}, aliases, {}, by_stored={name: name for name in refs})
+    model = NamedTensors(
+        refs, {name: prefix + name for name in refs}, aliases, {}, by_stored={name: name for name in refs}
+    )
     held = {n: {key: _shape_of(metadata, entry) for key, entry in one.items()} for n, one in states.items()}
     value = Value(root / METADATA, METADATA, (*top,), {_STATE: held, _GROUPS: groups})
     (named,) = named_optimizers([value], model, order)

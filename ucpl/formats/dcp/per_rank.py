@@ -21,13 +21,13 @@ from attrs import evolve, field
 
 from ucpl.errors import Label, fail, plural
 from ucpl.extents import (
-    Call,
     Counted,
     Extent,
     Global,
     Key,
     NamedTensor,
     ParameterGroup,
+    PickledCall,
     Setting,
     TensorRef,
     TrainState,
@@ -421,7 +421,7 @@ class _Ranks:
         for _, value in held.named() if held is not None else ():
             if isinstance(value.held, TensorRef) and value.held.shape:
                 return value.held.shape if self.is_alone else ()
-            if isinstance(value.held, Call):
+            if isinstance(value.held, PickledCall):
                 one = _dtensor(value, part)
                 return one.shape if one is not None else None
         return None
@@ -437,7 +437,7 @@ class _Ranks:
             for state, value in held.named() if held is not None else ():
                 if skips(state):
                     continue
-                if isinstance(value.held, Call) or ((self.is_alone or number == name) and _has_dims(value)):
+                if isinstance(value.held, PickledCall) or ((self.is_alone or number == name) and _has_dims(value)):
                     one = _dtensor(value, part)
                     assert one is not None
                     if one.shape != self.parts[name][0].shape:
@@ -457,7 +457,7 @@ class _Ranks:
         for state, value in held.named() if held is not None else ():
             if skips(state):
                 continue
-            if isinstance(value.held, Call) or _has_dims(value):
+            if isinstance(value.held, PickledCall) or _has_dims(value):
                 one = _dtensor(value, part)
                 assert one is not None
                 states[state] = one.extent.dtype
@@ -690,8 +690,8 @@ def _parts(value: Value, part: TorchFile) -> list[_Part]:
     Raises: UcplError E455.
     """
     held = value.held
-    names = [one.name for one in held.args if isinstance(one, Global)] if isinstance(held, Call) else []
-    if not isinstance(held, Call) or _SHARDED not in names:
+    names = [one.name for one in held.args if isinstance(one, Global)] if isinstance(held, PickledCall) else []
+    if not isinstance(held, PickledCall) or _SHARDED not in names:
         found = _dtensor(value, part)
         return [] if found is None else [found]
     told = Value(value.path, value.file, value.key, held.args[-1]).items()
@@ -727,15 +727,15 @@ def _dtensor(value: Value, part: TorchFile) -> _Part | None:
         return _Part(part.extent(value.key, held), held.shape)
     if held is None:
         return None
-    names = [one.name for one in held.args if isinstance(one, Global)] if isinstance(held, Call) else []
-    if not isinstance(held, Call) or "DTensor" not in names:  # its module is another one with each release
+    names = [one.name for one in held.args if isinstance(one, Global)] if isinstance(held, PickledCall) else []
+    if not isinstance(held, PickledCall) or "DTensor" not in names:  # its module is another one with each release
         value.wrong("a tensor or a DTensor")
     state = held.args[-1]
     slots = state[1] if isinstance(state, tuple) and len(state) > 1 else state
     told = Value(value.path, value.file, value.key, slots)
     local, spec = told.at("_local_tensor").tensor(), _state(told.at("_spec"))
     meta = spec.at("tensor_meta")
-    size = meta.held.args[0] if isinstance(meta.held, Call) and meta.held.args else None
+    size = meta.held.args[0] if isinstance(meta.held, PickledCall) and meta.held.args else None
     shape = Value(meta.path, meta.file, meta.key, size)
     at = _state(spec.at("mesh")).at("_coordinate_on_dim")
     placements = tuple(_placement(one) for one in spec.at("placements").items())
@@ -746,7 +746,7 @@ def _dtensor(value: Value, part: TorchFile) -> _Part | None:
 
 def _placement(value: Value) -> tuple[str, int]:
     held = value.held
-    if not isinstance(held, Call) or not isinstance(held.function, Global):
+    if not isinstance(held, PickledCall) or not isinstance(held.function, Global):
         value.wrong("a placement")
     name = held.function.name
     if name == "Replicate":
@@ -758,7 +758,7 @@ def _placement(value: Value) -> tuple[str, int]:
 
 def _state(value: Value) -> Value:
     """The attributes of an object."""
-    state = value.held.state if isinstance(value.held, Call) else None
+    state = value.held.state if isinstance(value.held, PickledCall) else None
     return Value(value.path, value.file, value.key, state)
 
 

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 from attrs import field
 
-from ucpl.files.pickle_runs import Irregular, Run, Runs
+from ucpl.files.pickle_runs import Irregular, PickleRuns, Run
 from ucpl.records import define, frozen
 
-__all__ = ["Boxes", "ByteRange", "Numbers", "Places", "Shape", "Spans", "StoredChunk"]
+__all__ = ["ChunkColumns", "ByteRange", "Numbers", "Places", "Shape", "Spans", "StoredChunk"]
 
 Shape = tuple[int, ...]
 T = TypeVar("T")
@@ -89,7 +89,7 @@ class Spans(_Columns[tuple[int, int]]):
 
 
 @define(eq=False)
-class Boxes(_Columns[StoredChunk]):
+class ChunkColumns(_Columns[StoredChunk]):
     """The chunks of a tensor."""
 
     offsets: Numbers
@@ -122,7 +122,7 @@ class Places(Mapping[str, dict[Shape | None, ByteRange]]):
     name_of: Numbers = field(repr=False)
 
     @classmethod
-    def of(cls, runs: Runs, pairs: list[Run], single: dict[str, dict[Shape | None, ByteRange]]) -> Places:
+    def of(cls, runs: PickleRuns, pairs: list[Run], single: dict[str, dict[Shape | None, ByteRange]]) -> Places:
         """Those of runs of records, and single ones. Raises: Irregular, UnicodeDecodeError."""
         texts = runs.texts(pairs, ("fqn", "relative_path"))
         ids = {text: n for n, text in enumerate(texts.values)}
@@ -174,7 +174,7 @@ class Places(Mapping[str, dict[Shape | None, ByteRange]]):
             out[offset] = ByteRange(self.names[int(self.files[n])], *self.spans.one(n))
         return out
 
-    def boxes(self, name: str, shape: Shape, offsets: Numbers, sizes: Numbers) -> Boxes | None:
+    def boxes(self, name: str, shape: Shape, offsets: Numbers, sizes: Numbers) -> ChunkColumns | None:
         """The chunks of a tensor by begin.
 
         None: they have to be read one by one.
@@ -191,7 +191,7 @@ class Places(Mapping[str, dict[Shape | None, ByteRange]]):
         if (sizes == 0).any() or (offsets + sizes > np.array(shape)).any():
             return None
         spans = Spans(self.spans.starts[rows][theirs], self.spans.sizes[rows][theirs])
-        return Boxes(offsets, sizes, self.files[rows][theirs], spans, self.names)
+        return ChunkColumns(offsets, sizes, self.files[rows][theirs], spans, self.names)
 
     def needed(self) -> dict[str, str]:
         """Every file, and a name that has a place in it."""

@@ -35,7 +35,7 @@ from ucpl.formats.dcp.cells import CELLS_MAX, boxes_of_runs, edges_of, in_cells,
 from ucpl.formats.dcp.chunks import NO_TENSOR, Chunks, address
 from ucpl.formats.dcp.mesh import mesh_settings
 from ucpl.formats.dcp.metadata import ENVELOPE, METADATA, ByteRange, ChunkedTensor, Metadata
-from ucpl.formats.dcp.roles import ANY, Asked, Roles
+from ucpl.formats.dcp.roles import ANY, NamedRoles, Roles
 from ucpl.formats.dcp.wrapped import Wrapped, found_in
 from ucpl.formats.leaving import EMPTY, META
 from ucpl.formats.torch_optimizer import EXTRA as OTHERS
@@ -48,7 +48,7 @@ Shape = tuple[int, ...]
 _LEAST = 2  # equal bytes of a tensor with fewer elements are no evidence
 
 
-def opened(path: Path, metadata: Metadata, asked: Asked = ANY) -> Checkpoint:
+def opened(path: Path, metadata: Metadata, asked: NamedRoles = ANY) -> Checkpoint:
     """Read the headers of all archives.
 
     asked: the model and the optimizer among several. Raises: UcplError E455, E457, E460, E521, E522, E524.

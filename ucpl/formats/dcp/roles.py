@@ -23,7 +23,7 @@ from ucpl.formats.dcp.metadata import Metadata, Step
 from ucpl.records import frozen
 from ucpl.storage.joined import parts_of
 
-__all__ = ["ANY", "Asked", "Roles", "prefix_alone", "roles_of"]
+__all__ = ["ANY", "NamedRoles", "Roles", "prefix_alone", "roles_of"]
 
 _MODELS = ("model", "module", "state_dict", "app")  # names of the model's dict, used if there is no optimizer
 _STATE, _GROUPS = "state", "param_groups"
@@ -42,7 +42,7 @@ _NUMBERED = re.compile(r"(?P<group>[0-9]{1,9})\.(?P<key>.+)", re.DOTALL)
 
 
 @frozen
-class Asked:
+class NamedRoles:
     """The model and the optimizer that a source's call names."""
 
     prefix: str = ""  # of the model's tensors: "gen."; "": not named
@@ -50,7 +50,7 @@ class Asked:
     order: Order | None = None  # of the parameters, if the optimizer has numbers
 
 
-ANY = Asked()
+ANY = NamedRoles()
 
 
 @frozen
@@ -67,7 +67,7 @@ class Roles:
     rest: tuple[str, ...] = ()
 
 
-def roles_of(metadata: Metadata, root: Path, asked: Asked = ANY) -> Roles:
+def roles_of(metadata: Metadata, root: Path, asked: NamedRoles = ANY) -> Roles:
     """Raises: UcplError E524 if no model, or several, fit the optimizer."""
     try:
         return _roles_of(metadata, root, asked)
@@ -91,7 +91,7 @@ def _is_optimizer(metadata: Metadata) -> Callable[[str], bool]:
     return lambda name: f"{texts.get(name, name)}.".startswith(heads)
 
 
-def _roles_of(metadata: Metadata, root: Path, asked: Asked) -> Roles:
+def _roles_of(metadata: Metadata, root: Path, asked: NamedRoles) -> Roles:
     texts = {name: ".".join(map(str, steps)) for name, steps in metadata.paths.items()}
     tensors = {text: name for name, text in texts.items() if name in metadata.tensors}
     found = _optimizer(texts, tensors, root, metadata, asked)
@@ -152,7 +152,7 @@ class _Optimizer:
 
 
 def _optimizer(
-    texts: Mapping[str, str], tensors: Mapping[str, str], root: Path, metadata: Metadata, asked: Asked
+    texts: Mapping[str, str], tensors: Mapping[str, str], root: Path, metadata: Metadata, asked: NamedRoles
 ) -> _Optimizer:
     """All entries of the dict that has `state` and `param_groups`.
 
@@ -186,7 +186,7 @@ def _optimizer(
 
 
 def _with_states(
-    texts: Mapping[str, str], tensors: Mapping[str, str], metadata: Metadata, place: tuple[str, str], asked: Asked
+    texts: Mapping[str, str], tensors: Mapping[str, str], metadata: Metadata, place: tuple[str, str], asked: NamedRoles
 ) -> _Optimizer | tuple[str, str, str] | None:
     """The optimizer at a place, or a fault.
 
@@ -294,7 +294,7 @@ def _leads(owners: set[str]) -> Iterator[str]:
 
 
 def _prefixes(
-    trained: set[str], tensors: Mapping[str, str], states: set[str], top: str, asked: Asked
+    trained: set[str], tensors: Mapping[str, str], states: set[str], top: str, asked: NamedRoles
 ) -> tuple[list[str], str, str]:
     """The prefix of the model's tensors, or a fault and a remedy.
 
@@ -337,13 +337,13 @@ def _nearest(prefixes: list[str], top: str) -> list[str]:
     return [p for p in prefixes if shared(p) == most]
 
 
-def prefix_alone(metadata: Metadata, asked: Asked) -> str:
+def prefix_alone(metadata: Metadata, asked: NamedRoles) -> str:
     """The prefix of the model's tensor names, by dict names alone."""
     texts = {".".join(map(str, steps)): name for name, steps in metadata.paths.items() if name in metadata.tensors}
     return _prefix_alone(texts, metadata, asked)
 
 
-def _prefix_alone(tensors: Mapping[str, str], metadata: Metadata, asked: Asked) -> str:
+def _prefix_alone(tensors: Mapping[str, str], metadata: Metadata, asked: NamedRoles) -> str:
     """The prefix of the model's tensor names if there is no optimizer."""
     if asked.prefix and any(text.startswith(asked.prefix) for text in tensors):
         return asked.prefix

@@ -66,10 +66,10 @@ class DCP:
         if flats_in(path):
             return with_masters(opened_flats(path))
         from ucpl.formats.dcp.reading import opened
-        from ucpl.formats.dcp.roles import Asked
+        from ucpl.formats.dcp.roles import NamedRoles
 
         metadata = read_folders(path) if is_apart(path) else read_metadata(path)
-        return with_masters(opened(path, metadata, Asked(prefix, states, order)))
+        return with_masters(opened(path, metadata, NamedRoles(prefix, states, order)))
 
     def skeleton(
         self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None

@@ -18,7 +18,7 @@ from ucpl.files.checkpoint import Checkpoint, Own
 from ucpl.files.wrappers import LOOSE, WRAPPERS, bare, has_wraps
 from ucpl.formats.dcp.metadata import Metadata, Step
 from ucpl.formats.dcp.numbered import with_names
-from ucpl.formats.dcp.roles import ANY, Asked, Roles, prefix_alone, roles_of
+from ucpl.formats.dcp.roles import ANY, NamedRoles, Roles, prefix_alone, roles_of
 from ucpl.records import frozen
 
 __all__ = ["Wrapped", "advice", "found_in", "wrapped_of"]
@@ -73,7 +73,7 @@ def advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
     )
 
 
-def found_in(metadata: Metadata, root: Path, asked: Asked = ANY) -> tuple[Metadata, Roles, Wrapped]:
+def found_in(metadata: Metadata, root: Path, asked: NamedRoles = ANY) -> tuple[Metadata, Roles, Wrapped]:
     """Roles of the entries, by names without the steps of wrappers.
 
     Numbers of an optimizer have names. Raises: UcplError E446, E524.
@@ -93,7 +93,7 @@ def found_in(metadata: Metadata, root: Path, asked: Asked = ANY) -> tuple[Metada
 
 
 def _others(
-    metadata: Metadata, less: Metadata, root: Path, asked: Asked
+    metadata: Metadata, less: Metadata, root: Path, asked: NamedRoles
 ) -> Iterator[tuple[Metadata, Set[str], dict[str, int]]]:
     """Metadata with names for numbers, and without `module` in names."""
     named = with_names(less, root, prefix_alone(less, asked), asked.order)

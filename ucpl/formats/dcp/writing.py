@@ -15,10 +15,10 @@ from attrs import evolve, field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import (
-    Call,
     Extent,
     Global,
     ParameterGroup,
+    PickledCall,
     Scalar,
     Size,
     StorageRef,
@@ -86,9 +86,9 @@ class DCPWriter:
     targets: tuple[StoredTensor, ...]
     source: Checkpoint
     files: dict[str, RankFile] = field(factory=dict)
-    described: dict[str, Call] = field(factory=dict)  # state_dict_metadata
+    described: dict[str, PickledCall] = field(factory=dict)  # state_dict_metadata
     chunks: dict[str, list[object]] = field(factory=dict)  # of a tensor: ChunkStorageMetadata
-    places: list[tuple[str, Call, Call]] = field(factory=list)  # storage_data, by name
+    places: list[tuple[str, PickledCall, PickledCall]] = field(factory=list)  # storage_data, by name
     paths: dict[str, tuple[Step, ...]] = field(factory=dict)  # planner_data
     lying: dict[Lying, Extent] = field(init=False)  # carried tensors, by their place in the source
     owners: frozenset[str] = field(init=False)  # names of the model's tensors
@@ -436,24 +436,24 @@ class DCPWriter:
 # ---- records of torch.distributed.checkpoint ---------------------------------------------------------------------------
 
 
-def _record(name: str, state: object, module: str = "metadata") -> Call:
-    return Call(Global(f"torch.distributed.checkpoint.{module}", name), new=True, state=state)
+def _record(name: str, state: object, module: str = "metadata") -> PickledCall:
+    return PickledCall(Global(f"torch.distributed.checkpoint.{module}", name), new=True, state=state)
 
 
-def _index(name: str, offset: Shape | None, number: int | None) -> Call:
+def _index(name: str, offset: Shape | None, number: int | None) -> PickledCall:
     state: dict[str, object] = {"fqn": name, "index": number}
     return _record("MetadataIndex", state if offset is None else {**state, "offset": Size(offset)})
 
 
-def _stored(path: str, start: int, size: int) -> Call:
+def _stored(path: str, start: int, size: int) -> PickledCall:
     return _record(
         "_StorageInfo", {"relative_path": path.rpartition("/")[2], "offset": start, "length": size}, "filesystem"
     )
 
 
-def _described(dtype: str, shape: Shape, chunks: list[object]) -> Call:
+def _described(dtype: str, shape: Shape, chunks: list[object]) -> PickledCall:
     # A call and no state: torch before 2.4 has another enum of memory formats in the state.
-    properties = Call(Global("torch.distributed.checkpoint.metadata", "TensorProperties"), (TorchDType(dtype),))
+    properties = PickledCall(Global("torch.distributed.checkpoint.metadata", "TensorProperties"), (TorchDType(dtype),))
     return _record("TensorStorageMetadata", {"properties": properties, "size": Size(shape), "chunks": chunks})
 
 

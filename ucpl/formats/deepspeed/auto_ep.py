@@ -16,7 +16,7 @@ from math import prod
 from attrs import evolve
 
 from ucpl.errors import Label, fail
-from ucpl.extents import Flat, Plain
+from ucpl.extents import FlatBuffer, Plain
 from ucpl.extents.account import NotRead
 from ucpl.extents.experts import Expert, Experts
 from ucpl.files.torch_files import TorchFile
@@ -84,7 +84,7 @@ def _parts(name: str, shape: Shape) -> tuple[tuple[str, Shape], ...]:
     return tuple((f"{name}.{i}", shape[1:]) for i in range(shape[0]))
 
 
-def together(flat: Flat, experts: Experts, ep: int) -> Flat:
+def together(flat: FlatBuffer, experts: Experts, ep: int) -> FlatBuffer:
     """A flat buffer in a rank's own names.
 
     Experts of one tensor as one member.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ucpl.extents import Call, Global, Plain, TorchDType
+from ucpl.extents import Global, PickledCall, Plain, TorchDType
 from ucpl.files.carrying import mapped
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.values import Value
@@ -170,13 +170,13 @@ def scaling_of(source: Checkpoint, is_fp16: bool) -> Value:
     return Value(blobs.path, blobs.file, (), rest | anew)
 
 
-def loss_scaler(blobs: Value, config: Value | None, is_fp16: bool) -> Call:
+def loss_scaler(blobs: Value, config: Value | None, is_fp16: bool) -> PickledCall:
     """The object of a ZeRO shard.
 
     The source's, ZeRO-0's numbers, or a new one.
     """
     given = blobs.find("loss_scaler")
-    if given is not None and isinstance(given.held, Call):
+    if given is not None and isinstance(given.held, PickledCall):
         return given.held
     numbers = _Numbers(blobs.find("loss_scale_config"))
     fp16 = _Numbers(config.find("fp16") if config is not None else None)
@@ -238,7 +238,7 @@ def loss_scale_numbers(blobs: Mapping[str, object]) -> dict[str, object]:
     if isinstance(kept, dict) and "cur_scale" in kept:
         return dict(kept)
     given = blobs.get("loss_scaler")
-    state: dict[str, object] = given.state if isinstance(given, Call) and isinstance(given.state, dict) else {}
+    state: dict[str, object] = given.state if isinstance(given, PickledCall) and isinstance(given.state, dict) else {}
     dynamic = state.get("dynamic", False) is True
     out = {
         "dynamic_loss_scale": dynamic,
@@ -250,5 +250,5 @@ def loss_scale_numbers(blobs: Mapping[str, object]) -> dict[str, object]:
     return out
 
 
-def _object(name: str, state: dict[str, object]) -> Call:
-    return Call(Global(_LOSS_SCALER, name), new=True, state=state)
+def _object(name: str, state: dict[str, object]) -> PickledCall:
+    return PickledCall(Global(_LOSS_SCALER, name), new=True, state=state)

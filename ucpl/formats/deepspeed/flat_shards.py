@@ -12,7 +12,7 @@ from math import prod
 from attrs import field
 
 from ucpl.errors import Label, fail
-from ucpl.extents import DTYPES, Flat, ParameterGroup, TensorRef, key_text
+from ucpl.extents import DTYPES, FlatBuffer, ParameterGroup, TensorRef, key_text
 from ucpl.files.carrying import lifted
 from ucpl.files.skipping import skips
 from ucpl.files.torch_files import TorchFile
@@ -154,7 +154,7 @@ class _Read:
             members = undeal(tuple(group), sharers.degree if is_dealt else 1)
             gathered.groups.append(ParameterGroup(str(g), members, hyper))
             gathered.stated.append(
-                Flat(g, str(g), sharers.coordinates, tuple(group.items()), flat.starts, flat.numel, sharers.cut)
+                FlatBuffer(g, str(g), sharers.coordinates, tuple(group.items()), flat.starts, flat.numel, sharers.cut)
             )
 
     def _hypers(self) -> list[dict[str, object]]:

@@ -12,7 +12,7 @@ from ucpl.errors import Label, fail
 from ucpl.extents import (
     Counted,
     Extent,
-    Flat,
+    FlatBuffer,
     Key,
     NamedTensor,
     ParameterGroup,
@@ -83,7 +83,7 @@ class Gathered:
     unstored: list[str] = field(factory=list)  # names in the module without data in any file
     lacking: tuple[str, ...] = ()  # missing optimizer shards, if all of them are missing
     groups: list[ParameterGroup] = field(factory=list)
-    stated: list[Flat] = field(factory=list)
+    stated: list[FlatBuffer] = field(factory=list)
     counted: set[str] = field(factory=set)  # states that are one number of a parameter, whatever its shape
     vocabulary: dict[str, int] = field(factory=dict)  # tensor -> words: rows behind them are padding
     of_empty: dict[str, dict[str, object]] = field(factory=dict)  # parameter without elements -> its states and numbers

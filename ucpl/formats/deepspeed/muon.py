@@ -14,7 +14,7 @@ from __future__ import annotations
 from math import prod
 
 from ucpl.errors import Label, fail
-from ucpl.extents import Flat
+from ucpl.extents import FlatBuffer
 from ucpl.formats.deepspeed.order import PlacedRun
 from ucpl.formats.deepspeed.target import FileBuilder, StepWriter
 
@@ -44,7 +44,7 @@ def check_whole_tensors(writer: StepWriter, file: FileBuilder, states: dict[int,
             )
 
 
-def _cut_within(flat: Flat, dp: int) -> str | None:
+def _cut_within(flat: FlatBuffer, dp: int) -> str | None:
     """The first tensor that an end of a rank's part is within."""
     part = PlacedRun(flat.starts, flat.numel).part(dp)
     ends = {rank * part for rank in range(1, dp)}

@@ -20,7 +20,7 @@ from ucpl.files.torch_files import TorchFile
 from ucpl.files.values import Value
 from ucpl.formats.deepspeed.module import RankModule
 from ucpl.formats.matching import Shape, Slots, Unclear, check_order, match, match_consecutive
-from ucpl.formats.torch_dicts import Named as Tensors
+from ucpl.formats.torch_dicts import NamedTensors
 from ucpl.records import frozen
 from ucpl.storage.reading import pread
 
@@ -72,7 +72,7 @@ class Numbered:
     def find_all(self, names: Sequence[str]) -> list[str | None]:
         """The parameters of these names; None for a name of no parameter."""
         module, known = self.module, {name for name, _ in self.parameters}
-        found = Tensors(module.tensors, {}, module.aliases, {}).find_all(names)
+        found = NamedTensors(module.tensors, {}, module.aliases, {}).find_all(names)
         return [name if name in known else None for name in found]
 
     def cost(self, shape: Shape) -> int:

@@ -10,7 +10,7 @@ from math import prod
 from typing import NoReturn
 
 from ucpl.errors import Label, fail
-from ucpl.extents import Call, Flat, Global, Key
+from ucpl.extents import FlatBuffer, Global, Key, PickledCall
 from ucpl.files.scalars import number_of
 from ucpl.files.values import Value
 from ucpl.formats.deepspeed import auto_ep
@@ -234,7 +234,7 @@ def _sliced(writer: StepWriter, file: FileBuilder) -> dict[str, object]:
     }
 
 
-def _group_of(writer: StepWriter, flat: Flat) -> str:
+def _group_of(writer: StepWriter, flat: FlatBuffer) -> str:
     """The optimizer's group of a sub-group: `2` of `2.0` and `2.1`."""
     known = {name for name, _ in writer.structure.groups}
     return flat.group if flat.group in known else flat.group.rpartition(".")[0]
@@ -270,7 +270,7 @@ def _partition_groups(writer: StepWriter) -> dict[str, object]:
     return {auto_ep.GROUPS: out}
 
 
-def _cut(writer: StepWriter, flat: Flat) -> tuple[int, int]:
+def _cut(writer: StepWriter, flat: FlatBuffer) -> tuple[int, int]:
     """The number of ranks of a flat buffer, and this rank's number."""
     axis = flat.cut if flat.cut is not None and flat.cut in writer.here else "dp"
     return int(writer.settings.get(axis) or writer.dp), writer.here[axis]
@@ -290,23 +290,25 @@ def _hyper(writer: StepWriter, file: FileBuilder, g: int) -> dict[str, object]:
     return value
 
 
-def stage_of(stage: int) -> Call:
+def stage_of(stage: int) -> PickledCall:
     """As DeepSpeed writes it: ZeroStageEnum(2)."""
-    return Call(Global("deepspeed.runtime.zero.config", "ZeroStageEnum"), (stage,))
+    return PickledCall(Global("deepspeed.runtime.zero.config", "ZeroStageEnum"), (stage,))
 
 
-def _gaps(flat: Flat) -> list[int]:
+def _gaps(flat: FlatBuffer) -> list[int]:
     """Padding behind each member: none behind the last."""
     ends = [start + prod(shape) for start, (_, shape) in zip(flat.starts, flat.members, strict=True)]
     return [after - end for after, end in zip((*flat.starts[1:], flat.numel), ends, strict=True)]
 
 
-def _fragments(flat: Flat, low: int, high: int) -> OrderedDict[str, Call]:
+def _fragments(flat: FlatBuffer, low: int, high: int) -> OrderedDict[str, PickledCall]:
     """The place of each member's part inside the rank's part [low, high)."""
-    out: OrderedDict[str, Call] = OrderedDict()
+    out: OrderedDict[str, PickledCall] = OrderedDict()
     for start, (name, shape) in zip(flat.starts, flat.members, strict=True):
         first, last = max(start, low), min(start + prod(shape), high)
         if first < last:
             state = {"numel": last - first, "start": first - low}
-            out[name] = Call(Global("deepspeed.utils.tensor_fragment", "fragment_address"), new=True, state=state)
+            out[name] = PickledCall(
+                Global("deepspeed.utils.tensor_fragment", "fragment_address"), new=True, state=state
+            )
     return out

@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable, Iterator
 
 from attrs import evolve
 
-from ucpl.extents import Call, TensorRef
+from ucpl.extents import PickledCall, TensorRef
 from ucpl.extents.account import NotRead
 from ucpl.files.repeated_values import Mark, hypers_of, unlike
 from ucpl.files.torch_files import TorchFile
@@ -151,7 +151,7 @@ def _slices(part: TorchFile, names: set[object]) -> Iterator[NotRead]:
     for number, group in enumerate(held if isinstance(held, list) else ()):
         for name, fragment in group.items() if isinstance(group, dict) else ():
             lead = f"optimizer_state_dict/{_SLICES}/{number}/{name}"
-            state = fragment.state if isinstance(fragment, Call) else None
+            state = fragment.state if isinstance(fragment, PickledCall) else None
             if not isinstance(state, dict) or (names and name not in names):
                 yield NotRead(f"{part.file}: {lead}", "it is the place of no parameter of the model", kind="value")
             else:

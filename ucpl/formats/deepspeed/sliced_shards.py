@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import prod
 
 from ucpl.errors import Label, fail
-from ucpl.extents import Flat, ParameterGroup
+from ucpl.extents import FlatBuffer, ParameterGroup
 from ucpl.extents.sub_groups import pack, slice_numel
 from ucpl.files.torch_files import TorchFile
 from ucpl.files.values import Value
@@ -57,7 +57,7 @@ def read_sliced_shards(gathered: Gathered, module: RankModule, sharers: Sharers)
             end = begin + prod(shape)
             begin += slice_numel(shape, sharers.degree) * sharers.degree
         gathered.stated.append(
-            Flat(s, str(owner[s]), sharers.coordinates, tuple(held.items()), tuple(starts), end, sharers.cut)
+            FlatBuffer(s, str(owner[s]), sharers.coordinates, tuple(held.items()), tuple(starts), end, sharers.cut)
         )
 
 

@@ -11,7 +11,7 @@ from typing import NoReturn
 from attrs import evolve, field
 
 from ucpl.errors import Label, fail
-from ucpl.extents import Extent, Flat, Key, NamedTensor, Plain, Scalar, StoredTensor, Structure, TensorRef
+from ucpl.extents import Extent, FlatBuffer, Key, NamedTensor, Plain, Scalar, StoredTensor, Structure, TensorRef
 from ucpl.extents.pipeline import Pipeline
 from ucpl.files.carrying import Place, Storages, by_place
 from ucpl.files.checkpoint import Checkpoint, Skeleton, SkeletonFile
@@ -89,7 +89,7 @@ class StepWriter:
     hypers: list[dict[str, object]]  # by group of the structure
     listed: list[tuple[str, ...]]  # the parameters that the optimizer has in each group, frozen ones, too
     here: dict[str, int] = field(factory=dict)  # coordinates of the rank whose file is being made
-    flats: list[Flat] = field(factory=list)  # that rank's, by bucket
+    flats: list[FlatBuffer] = field(factory=list)  # that rank's, by bucket
     used: set[int] = field(factory=set)
 
     @classmethod
@@ -222,7 +222,7 @@ class StepWriter:
         else:
             expert = {"edp": place // ep, "ep": place % ep}
         self.here = {"pp": mp // self.degree, "tp": mp % self.degree, "dp": rank, **expert}
-        found: dict[int, Flat] = {}
+        found: dict[int, FlatBuffer] = {}
         for flat in self.structure.flats:
             if all(self.here.get(axis, place) == place for axis, place in flat.coordinates.items()):
                 found.setdefault(flat.bucket, flat)
@@ -286,7 +286,7 @@ class StepWriter:
         # Never one storage for two: optimizers count in place.
         return file.storages.extent(extent) if extent is not None else number_of(value)
 
-    def saved(self, flat: Flat) -> Flat:
+    def saved(self, flat: FlatBuffer) -> FlatBuffer:
         """A flat buffer by names of the rank's module.
 
         Tensors that are one tensor there are one member.
@@ -295,7 +295,7 @@ class StepWriter:
         one = flat if experts is None else auto_ep.together(flat, experts, int(self.settings.get("ep") or 1))
         return evolve(one, members=tuple((self.live(name), shape) for name, shape in one.members))
 
-    def tensors_in(self, flat: Flat) -> tuple[str, ...]:
+    def tensors_in(self, flat: FlatBuffer) -> tuple[str, ...]:
         """The model's tensors in a flat buffer; a member can be several."""
         experts = self.source.state.parallel.experts
         if experts is None or not experts.is_fused:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ucpl.errors import Label, fail
-from ucpl.extents import Call
+from ucpl.extents import PickledCall
 from ucpl.extents.pipeline import layer_file
 from ucpl.files.read_ahead import ahead
 from ucpl.files.torch_files import TorchFile
@@ -326,7 +326,7 @@ def _stage_of(part: TorchFile) -> int:
         return 1
     stated = state.at("zero_stage")
     held = stated.held
-    if type(held) is Call and len(held.args) == 1:  # ZeroStageEnum(2)
+    if type(held) is PickledCall and len(held.args) == 1:  # ZeroStageEnum(2)
         held = held.args[0]
     if type(held) is not int or held not in (1, 2, 3):
         stated.wrong("1, 2 or 3")

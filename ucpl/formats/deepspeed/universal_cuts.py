@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ucpl.extents import Call, Global, Sharding
+from ucpl.extents import Global, PickledCall, Sharding
 from ucpl.formats.deepspeed.affine import INFO
 from ucpl.formats.deepspeed.target import StepWriter
 
@@ -54,9 +54,9 @@ def beside(cut: Sharding | None, is_vocabulary: bool) -> dict[str, object]:
     return out
 
 
-def _parts(cut: Sharding, pattern: str) -> Call:
+def _parts(cut: Sharding, pattern: str) -> PickledCall:
     fields = {"patterns": [pattern] if pattern else [], **_shape(cut)}
-    return Call(_PARTS, new=True, state=fields)
+    return PickledCall(_PARTS, new=True, state=fields)
 
 
 def _shape(cut: Sharding) -> dict[str, object]:

@@ -7,7 +7,7 @@ from math import prod
 from attrs import evolve
 
 from ucpl.errors import Label, fail
-from ucpl.extents import Flat, Scalar, StoredTensor, Structure, key_text
+from ucpl.extents import FlatBuffer, Scalar, StoredTensor, Structure, key_text
 from ucpl.files.checkpoint import Checkpoint, Skeleton
 from ucpl.files.groups import named_hyper
 from ucpl.files.scalars import is_step
@@ -110,7 +110,7 @@ def _kind_of(value: object) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
-def _whole_flats(structure: Structure) -> tuple[Flat, ...]:
+def _whole_flats(structure: Structure) -> tuple[FlatBuffer, ...]:
     """Flat buffers of one rank, without cuts and padding.
 
     A group without trained parameters has none.
@@ -120,7 +120,7 @@ def _whole_flats(structure: Structure) -> tuple[Flat, ...]:
     for g, (name, members) in enumerate(group for group in structure.groups if group[1]):
         sizes = [prod(shapes[m]) for m in members]
         starts = [sum(sizes[:i]) for i in range(len(members))]
-        flats.append(Flat(g, name, {}, tuple((m, shapes[m]) for m in members), tuple(starts), sum(sizes)))
+        flats.append(FlatBuffer(g, name, {}, tuple((m, shapes[m]) for m in members), tuple(starts), sum(sizes)))
     return tuple(flats)
 
 

@@ -13,7 +13,7 @@ from math import prod
 from attrs import evolve
 
 from ucpl.errors import Label, fail
-from ucpl.extents import Flat, ParameterGroup, TensorRef
+from ucpl.extents import FlatBuffer, ParameterGroup, TensorRef
 from ucpl.files.checkpoint import Order
 from ucpl.files.scalars import counted_states, is_counted, number_of
 from ucpl.files.skipping import skips_optimizer
@@ -209,7 +209,7 @@ def _read_flats(gathered: Gathered, found: Numbered, names: Named, coordinates: 
         gathered.keep(module.file, group.flat.key, group.flat.tensor())
         gathered.has(tuple(members), "fp32")
         gathered.stated.append(
-            Flat(g, str(g), coordinates, tuple(zip(members, shapes, strict=True)), flat.starts, flat.numel)
+            FlatBuffer(g, str(g), coordinates, tuple(zip(members, shapes, strict=True)), flat.starts, flat.numel)
         )
         if (held := found.states.find(group.numbers[0])) is not None:
             gathered.state(module.file, held, ((flat.numel,),), tuple(members))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ucpl.extents import Call, Global, NamedTensor
+from ucpl.extents import Global, NamedTensor, PickledCall
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.inert import unsafe_globals
 from ucpl.files.plain_values import decode, encode
@@ -44,7 +44,7 @@ _NAMESPACE = Global("argparse", "Namespace")
 
 def state_of(held: object) -> dict[object, object] | None:
     """The attributes of a Namespace; None where it is none."""
-    if type(held) is not Call or held.function != _NAMESPACE:
+    if type(held) is not PickledCall or held.function != _NAMESPACE:
         return None
     if type(held.state) is dict:
         return held.state
@@ -144,6 +144,6 @@ def heads_advice(source: Checkpoint, where: str) -> tuple[str, ...]:
     )
 
 
-def namespace(values: Mapping[object, object]) -> Call:
+def namespace(values: Mapping[object, object]) -> PickledCall:
     """As argparse pickles one."""
-    return Call(_NAMESPACE, new=True, state=dict(values))
+    return PickledCall(_NAMESPACE, new=True, state=dict(values))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ucpl.extents import Call, TensorRef
+from ucpl.extents import PickledCall, TensorRef
 from ucpl.extents.account import NotRead
 from ucpl.files.repeated_values import Copy, Mark, hypers_of, unlike
 from ucpl.files.torch_files import TorchFile
@@ -82,7 +82,7 @@ def _no_tensors(part: TorchFile, chunk: str) -> dict[object, object]:
 
 def _plain(key: object, value: object) -> object:
     """Arguments of a run without those of one rank."""
-    state = value.state if isinstance(value, Call) else None
+    state = value.state if isinstance(value, PickledCall) else None
     if key != _ARGUMENTS or not isinstance(state, dict):
         return value
     return _without(state, _OF_RANK)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from attrs import field
 
-from ucpl.extents import Call, Global, Key, TensorRef
+from ucpl.extents import Global, Key, PickledCall, TensorRef
 from ucpl.extents.account import NotRead
 from ucpl.files.torch_files import TorchFile, read_torch_file
 from ucpl.records import frozen
@@ -51,7 +51,7 @@ def not_read_in(part: TorchFile) -> Iterator[NotRead]:
 
 
 def _unpacked(value: object, place: Key, classes: dict[Key, str]) -> object:
-    if isinstance(value, Call) and _is_module(value):
+    if isinstance(value, PickledCall) and _is_module(value):
         classes[place] = _name(value)
         return OrderedDict(_tensors(value, "", frozenset()))
     if type(value) is dict and len(place) < _DEPTH:
@@ -59,12 +59,12 @@ def _unpacked(value: object, place: Key, classes: dict[Key, str]) -> object:
     return value
 
 
-def _name(module: Call) -> str:
+def _name(module: PickledCall) -> str:
     of = module.function
     return f"{of.module}.{of.name}" if isinstance(of, Global) else "of no name"
 
 
-def _is_module(value: Call) -> bool:
+def _is_module(value: PickledCall) -> bool:
     held = value.state
     return (
         isinstance(value.function, Global)
@@ -73,7 +73,7 @@ def _is_module(value: Call) -> bool:
     )
 
 
-def _tensors(module: Call, lead: str, above: frozenset[int]) -> Iterator[tuple[str, TensorRef]]:
+def _tensors(module: PickledCall, lead: str, above: frozenset[int]) -> Iterator[tuple[str, TensorRef]]:
     """The state dict of a module. above: the modules around it."""
     held = module.state
     assert isinstance(held, dict)
@@ -84,5 +84,5 @@ def _tensors(module: Call, lead: str, above: frozenset[int]) -> Iterator[tuple[s
             if isinstance(one, TensorRef) and is_kept:
                 yield f"{lead}{name}", one
     for name, part in held[_PARTS].items():
-        if isinstance(part, Call) and _is_module(part) and id(part) not in above:
+        if isinstance(part, PickledCall) and _is_module(part) and id(part) not in above:
             yield from _tensors(part, f"{lead}{name}.", above | {id(module)})

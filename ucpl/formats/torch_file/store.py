@@ -39,7 +39,16 @@ from ucpl.files.torch_files import TorchFile
 from ucpl.files.values import Value
 from ucpl.formats.leaving import EXTRA as MODULE_EXTRA
 from ucpl.formats.leaving import OPTIMIZERS
-from ucpl.formats.torch_dicts import Dicts, Named, dicts_of, is_average, is_model, is_schedule, joined, named_tensors
+from ucpl.formats.torch_dicts import (
+    Dicts,
+    NamedTensors,
+    dicts_of,
+    is_average,
+    is_model,
+    is_schedule,
+    joined,
+    named_tensors,
+)
 from ucpl.formats.torch_file.masters import MasterList, masters_in
 from ucpl.formats.torch_file.modules import not_read_in, read
 from ucpl.formats.torch_file.writing import ENVELOPE, MASTER, MODEL, NAME, OPTIMIZER, OTHERS, skeleton_of
@@ -134,7 +143,7 @@ class _Opened:
     parts: tuple[TorchFile, ...]  # the model's first
     said: dict[str, object]
     models: dict[Key, Value] = field(factory=dict)  # by place; several are read as one
-    named: Named | None = None
+    named: NamedTensors | None = None
     optimizers: dict[Key, Value] = field(factory=dict)
     optimizer_part: TorchFile | None = None
     masters: MasterList | None = None
@@ -188,7 +197,7 @@ class _Opened:
         """True for a file of Lightning's Trainer."""
         return isinstance(self.part.value, dict) and _LIGHTNING in self.part.value
 
-    def names(self) -> Named:
+    def names(self) -> NamedTensors:
         wrap = self.said.get("wrap")
         lead = wrap if isinstance(wrap, str) else None
         made = {place: named_tensors(one, lead, any_lead=self.is_lightning) for place, one in self.models.items()}
@@ -227,7 +236,7 @@ class _Opened:
             self.several("model", [*map(key_text, models)], [*map(key_text, its)])
         return models
 
-    def chosen_optimizers(self, found: Dicts, named: Named, order: Order | None) -> dict[Key, Value]:
+    def chosen_optimizers(self, found: Dicts, named: NamedTensors, order: Order | None) -> dict[Key, Value]:
         """The optimizers of the model. Raises: UcplError E447."""
         asked = self.said.get("optimizer")
         if asked == OPTIMIZER and len(found.optimizers) > 1 and (OPTIMIZER,) not in found.optimizers:
@@ -329,7 +338,7 @@ class _Opened:
         )
         return {str(place[-1]) if is_listed else key_text(place): one for place, one in self.optimizers.items()}
 
-    def facts(self, named: Named, order: Order | None, words: Mapping[str, Value]) -> OptimizerFacts:
+    def facts(self, named: NamedTensors, order: Order | None, words: Mapping[str, Value]) -> OptimizerFacts:
         """The optimizers' states and groups. Raises: UcplError E446, E466."""
         if not words:
             return OptimizerFacts()
@@ -352,7 +361,7 @@ class _Opened:
         assert self.named is not None
         return {name: one for name, one in self.named.tensors.items() if name not in self.named.aliases}
 
-    def tensors(self, named: Named, facts: OptimizerFacts) -> tuple[NamedTensor, ...]:
+    def tensors(self, named: NamedTensors, facts: OptimizerFacts) -> tuple[NamedTensor, ...]:
         listed = {name for group in facts.groups for name in group.every}
         trained = {name for group in facts.groups for name in group.members}
         candidates = candidates_of(named)
@@ -398,7 +407,7 @@ class _Opened:
         found = [key for key, one in held.items() if isinstance(key, str) and is_schedule(one)]
         return found[0] if len(found) == 1 else None
 
-    def values(self, named: Named, facts: OptimizerFacts) -> tuple[dict[str, object], dict[object, object]]:
+    def values(self, named: NamedTensors, facts: OptimizerFacts) -> tuple[dict[str, object], dict[object, object]]:
         """Values by their keys: those that frameworks share, and the caller's."""
         part, schedule = self.part, self.schedule()
         mine = {*self.optimizers, *self.skipped}
@@ -440,7 +449,7 @@ class _Opened:
             envelope.at("blobs").wrong("a dict whose keys are texts")
         return made
 
-    def of_module(self, named: Named, facts: OptimizerFacts) -> dict[str, object]:
+    def of_module(self, named: NamedTensors, facts: OptimizerFacts) -> dict[str, object]:
         """The state dict's order, attributes and tensors without elements."""
         out: dict[str, object] = {"module_names": [named.by_stored.get(name, name) for name in self.stored_names()]}
         held = next(iter(self.models.values())).held if len(self.models) == 1 else None

@@ -48,7 +48,7 @@ from ucpl.formats.huggingface.precedence import PICKLE
 from ucpl.formats.huggingface.store import HuggingFace
 from ucpl.formats.leaving import empty_tensors
 from ucpl.formats.matching import Unclear
-from ucpl.formats.torch_dicts import Named, dicts_of, is_optimizer, named_tensors
+from ucpl.formats.torch_dicts import NamedTensors, dicts_of, is_optimizer, named_tensors
 from ucpl.formats.torch_optimizer import (
     EXTRA,
     REMEDY,
@@ -239,7 +239,7 @@ class _Opened:
             self.notes.append(f"{alias} is {owner}: the class of config.json has it, and the file does not")
         tensors |= {alias: tensors[owner] for alias, owner in aliases.items()}
         stored = {made: name for name, made in names.items()}
-        named = Named(tensors, stored, aliases, {}, "", names)
+        named = NamedTensors(tensors, stored, aliases, {}, "", names)
         return _Model(named, {names[n]: one for n, one in extents.items()}, files, is_ordered)
 
     def keys(self, files: tuple[str, ...]) -> list[str]:
@@ -396,7 +396,7 @@ class _Opened:
 class _Model:
     """A folder's weights under the modules' names."""
 
-    named: Named
+    named: NamedTensors
     extents: dict[str, Extent]
     files: tuple[str, ...]
     is_ordered: bool

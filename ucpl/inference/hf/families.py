@@ -19,7 +19,7 @@ WORDS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 @frozen
-class Family:
+class LlamaVariant:
     """Differences of a class from Llama.
 
     biases: of q, k and v; `None`: those of `attention_bias`.
@@ -34,11 +34,11 @@ class Family:
 
 
 _HEADS, _WIDTH = "num_key_value_heads", "head_dim"
-_FAMILIES: Mapping[str, Family] = {
-    "llama": Family("LlamaForCausalLM", None, out_bias=True, mlp_bias=True, defaults=frozenset({_HEADS, _WIDTH})),
-    "mistral": Family("MistralForCausalLM", defaults=frozenset({_WIDTH})),
-    "qwen2": Family("Qwen2ForCausalLM", True, defaults=frozenset({_WIDTH})),
-    "qwen3": Family("Qwen3ForCausalLM", None, out_bias=True, has_norms=True),
+_FAMILIES: Mapping[str, LlamaVariant] = {
+    "llama": LlamaVariant("LlamaForCausalLM", None, out_bias=True, mlp_bias=True, defaults=frozenset({_HEADS, _WIDTH})),
+    "mistral": LlamaVariant("MistralForCausalLM", defaults=frozenset({_WIDTH})),
+    "qwen2": LlamaVariant("Qwen2ForCausalLM", True, defaults=frozenset({_WIDTH})),
+    "qwen3": LlamaVariant("Qwen3ForCausalLM", None, out_bias=True, has_norms=True),
 }
 KINDS: Mapping[str, str] = {key: family.kind for key, family in _FAMILIES.items()}
 
@@ -83,7 +83,7 @@ def shapes_of(config: Config) -> Shapes | None:
     return out | {"model.norm.weight": (h,), HEAD: (v, h)}
 
 
-def _sizes(config: Config, family: Family) -> dict[str, int] | None:
+def _sizes(config: Config, family: LlamaVariant) -> dict[str, int] | None:
     """The sizes, or None if one is missing or no number.
 
     The class would have a default for a missing one.

@@ -12,7 +12,7 @@ from attrs import field
 
 from ucpl.records import frozen
 
-__all__ = ["PARTS", "PRODUCTS", "ROLES", "Leaf", "Parts", "parts_of", "roles_of"]
+__all__ = ["PARTS", "PRODUCTS", "ROLES", "Leaf", "FusedParts", "parts_of", "roles_of"]
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:
@@ -32,7 +32,7 @@ class Leaf:
 
 
 @frozen
-class Parts:
+class FusedParts:
     """The parts of one axis of a fused tensor.
 
     For each value of the `outer` dims, they are end to end.
@@ -78,42 +78,42 @@ _MAMBA1 = r"^(mamba|jamba|falcon_mamba)$"
 _DELTA = r"qwen3_next"
 _HV = ("linear_keys", "linear_ratio", "=linear_value_head_dim")
 
-PARTS: tuple[Parts, ...] = (
-    Parts(r"phi3|glm4?$|phimoe", r"qkv_proj", 0, _QKV),
-    Parts(r"phi3|glm4?$", r"gate_up_proj", 0, _GATE_UP),
-    Parts(r"llama4", r"experts\.gate_up_proj", 2, _GATE_UP),
-    Parts(r"gpt_oss", r"experts\.gate_up_proj", 2, (("gate", ("one",)), ("up", ("one",))), ("ffn",)),
-    Parts(r"gpt_oss", r"experts\.gate_up_proj_bias", 1, (("gate_bias", ("one",)), ("up_bias", ("one",))), ("ffn",)),
-    Parts(r"gpt2", r"attn\.c_attn", 1, _QKV),
-    Parts(r"gpt_neox|bloom", r"query_key_value", 0, (("q", ("head",)), ("k", ("head",)), ("v", ("head",))), ("heads",)),
-    Parts(r"falcon$", r"query_key_value", 0, _ONE_KV),
-    Parts(r"gpt_bigcode", r"attn\.c_attn", 0, _ONE_KV),
-    Parts(_MLA, r"kv_a_proj_with_mqa", 0, (("c", ("=kv_lora_rank",)), ("rope", ("=qk_rope_head_dim",)))),
-    Parts(_MLA, r"kv_b_proj", 0, (("k", ("=qk_nope_head_dim",)), ("v", ("=v_head_dim",))), ("heads",)),
-    Parts(r"deepseek_v3|glm", r"eh_proj", 1, (("embed", ("width",)), ("hidden", ("width",)))),
-    Parts(_DELTA, r"self_attn\.q_proj", 0, (("q", ("head",)), ("gate", ("head",))), ("heads",)),
-    Parts(
+PARTS: tuple[FusedParts, ...] = (
+    FusedParts(r"phi3|glm4?$|phimoe", r"qkv_proj", 0, _QKV),
+    FusedParts(r"phi3|glm4?$", r"gate_up_proj", 0, _GATE_UP),
+    FusedParts(r"llama4", r"experts\.gate_up_proj", 2, _GATE_UP),
+    FusedParts(r"gpt_oss", r"experts\.gate_up_proj", 2, (("gate", ("one",)), ("up", ("one",))), ("ffn",)),
+    FusedParts(r"gpt_oss", r"experts\.gate_up_proj_bias", 1, (("gate_bias", ("one",)), ("up_bias", ("one",))), ("ffn",)),
+    FusedParts(r"gpt2", r"attn\.c_attn", 1, _QKV),
+    FusedParts(r"gpt_neox|bloom", r"query_key_value", 0, (("q", ("head",)), ("k", ("head",)), ("v", ("head",))), ("heads",)),
+    FusedParts(r"falcon$", r"query_key_value", 0, _ONE_KV),
+    FusedParts(r"gpt_bigcode", r"attn\.c_attn", 0, _ONE_KV),
+    FusedParts(_MLA, r"kv_a_proj_with_mqa", 0, (("c", ("=kv_lora_rank",)), ("rope", ("=qk_rope_head_dim",)))),
+    FusedParts(_MLA, r"kv_b_proj", 0, (("k", ("=qk_nope_head_dim",)), ("v", ("=v_head_dim",))), ("heads",)),
+    FusedParts(r"deepseek_v3|glm", r"eh_proj", 1, (("embed", ("width",)), ("hidden", ("width",)))),
+    FusedParts(_DELTA, r"self_attn\.q_proj", 0, (("q", ("head",)), ("gate", ("head",))), ("heads",)),
+    FusedParts(
         _DELTA, r"in_proj_qkvz", 0,
         (("q", ("=linear_key_head_dim",)), ("k", ("=linear_key_head_dim",)), ("v", _HV[1:]), ("z", _HV[1:])), ("linear_keys",),
     ),
-    Parts(_DELTA, r"in_proj_ba", 0, (("b", ("linear_ratio",)), ("a", ("linear_ratio",))), ("linear_keys",)),
-    Parts(
+    FusedParts(_DELTA, r"in_proj_ba", 0, (("b", ("linear_ratio",)), ("a", ("linear_ratio",))), ("linear_keys",)),
+    FusedParts(
         _DELTA, r"linear_attn\.conv1d", 0,
         (("q", ("linear_keys", "=linear_key_head_dim")), ("k", ("linear_keys", "=linear_key_head_dim")), ("v", _HV)),
     ),
-    Parts(
+    FusedParts(
         _MAMBA2, r"(mixer|mamba)\.in_proj", 0,
         (
             ("z", ("ssm_heads", "ssm_head")), ("x", ("ssm_heads", "ssm_head")), ("b", ("ssm_groups", "ssm_state")),
             ("c", ("ssm_groups", "ssm_state")), ("dt", ("ssm_heads",)),
         ),
     ),
-    Parts(
+    FusedParts(
         _MAMBA2, r"(mixer|mamba)\.conv1d", 0,
         (("x", ("ssm_heads", "ssm_head")), ("b", ("ssm_groups", "ssm_state")), ("c", ("ssm_groups", "ssm_state"))),
     ),
-    Parts(_MAMBA1, r"(mixer|mamba)\.in_proj", 0, (("x", ("inner",)), ("z", ("inner",)))),
-    Parts(_MAMBA1, r"(mixer|mamba)\.x_proj", 0, (("dt", ("ssm_rank",)), ("b", ("ssm_state",)), ("c", ("ssm_state",)))),
+    FusedParts(_MAMBA1, r"(mixer|mamba)\.in_proj", 0, (("x", ("inner",)), ("z", ("inner",)))),
+    FusedParts(_MAMBA1, r"(mixer|mamba)\.x_proj", 0, (("dt", ("ssm_rank",)), ("b", ("ssm_state",)), ("c", ("ssm_state",)))),
 )  # fmt: skip
 
 # Axes of one part that are products of dims, by the end of a name: of the models that have such modules.
@@ -137,7 +137,7 @@ def roles_of(name: str) -> list[tuple[tuple[str, ...], ...]]:
     return [leaf.axes[-1:] if is_bias and leaf.is_transposed else leaf.axes for leaf in found]
 
 
-def parts_of(models: set[str], name: str, axis: int) -> list[Parts]:
+def parts_of(models: set[str], name: str, axis: int) -> list[FusedParts]:
     """The possible parts of an axis, by tensor's name and model.
 
     A bias has the outputs alone.

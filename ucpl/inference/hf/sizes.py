@@ -12,7 +12,7 @@ from math import prod
 
 from attrs import evolve, field
 
-from ucpl.inference.hf.recipes import Parts
+from ucpl.inference.hf.recipes import FusedParts
 from ucpl.inference.hf.records import ModelFacts, Vector, agrees, moves
 from ucpl.inference.hf.splits import OutputSplit
 from ucpl.inference.hf.varying import COUNTS, EXPERTS, HEADS, WIDTH
@@ -107,7 +107,7 @@ class SizeSolver:
             return None
         return min(self._following(vector), key=lambda sizes: -_likeness(name, sizes), default=self.expressed(vector))
 
-    def stacked(self, vector: Vector, recipe: Parts, name: str) -> Stacked | None:
+    def stacked(self, vector: Vector, recipe: FusedParts, name: str) -> Stacked | None:
         """The parts of a fused axis, if their sizes always add up."""
         terms = tuple((recipe.outer + roles, label) for label, roles in recipe.parts)
         found = self._solved(terms, vector, name)

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from ucpl.errors import Label, fail
 from ucpl.storage.vaults.checksummed_text import read_sealed
-from ucpl.storage.vaults.domains import AnyDomain, Domain
+from ucpl.storage.vaults.domains import AnyDomain, LocalDomain
 from ucpl.storage.vaults.hosts import hosts_at
 from ucpl.storage.vaults.records import Commit, Job, Shard, text_digest
 from ucpl.storage.vaults.remote_domain import RemoteDomain
@@ -72,7 +72,7 @@ def get_domain(home: Path, number: int) -> AnyDomain:
 
     The server is used if the vault has hosts and there is no local folder.
     """
-    here = Domain(home, number)
+    here = LocalDomain(home, number)
     if not here.is_there():
         with suppress(OSError):
             hosts = hosts_at(home)
@@ -95,7 +95,7 @@ def read_job(home: Path) -> Job | None:
     for number in domains_of(home):
         data = None
         with suppress(OSError):  # of one domain: others say it, too
-            data = read_sealed(Domain(home, number).job())
+            data = read_sealed(LocalDomain(home, number).job())
         if data is not None and Job.of(data) is not None:
             votes[data] = votes.get(data, 0) + 1
     with suppress(OSError):
@@ -112,7 +112,7 @@ def reject_no_vault(home: Path) -> NoReturn:
     """
     why = "it has no folder d0, d1, ... with a job.json"
     text, remedy = str(home), "name the folder of `ucpl vault serve`, ROOT/JOB"
-    if any(os.path.lexists(Domain(home, number).job()) for number in domains_of(home)):
+    if any(os.path.lexists(LocalDomain(home, number).job()) for number in domains_of(home)):
         why = "job.json is damaged in all local domains"
         remedy = f"to remove it with its state, run `ucpl vault gc {quote(text)} --with-state`"
     try:
@@ -171,7 +171,7 @@ def get_damaged_newer(home: Path, found: Sequence[Commit]) -> dict[int, list[Pat
     newest = found[0].generation if found else -1
     texts: dict[int, list[Path]] = {}
     for number in domains_of(home):
-        here = Domain(home, number)
+        here = LocalDomain(home, number)
         for generation in here.commits():
             if generation > newest and _is_damaged(here.commit(generation)):
                 texts.setdefault(generation, []).append(here.commit(generation))

@@ -29,7 +29,7 @@ from ucpl.storage.vaults.checksummed_text import read_sealed, write_whole
 from ucpl.storage.vaults.lock_descriptors import open_unshared
 from ucpl.storage.vaults.records import Commit, Job, Parity, RunRecord, Shard
 
-__all__ = ["COMMIT", "LOOKED_AT", "OURS", "Domain", "AnyDomain", "hold_lock", "is_locked"]
+__all__ = ["COMMIT", "LOOKED_AT", "OURS", "LocalDomain", "AnyDomain", "hold_lock", "is_locked"]
 
 POLL = 0.002  # seconds between two looks whether a lock is free
 LOOKED_AT = 0.5  # seconds that an owner waits for a lock: another process may be testing it
@@ -139,7 +139,7 @@ class AnyDomain(ABC):
         return None if found is None or (found.domain, found.slot) != (self.number, slot) else found
 
 
-class Domain(AnyDomain):
+class LocalDomain(AnyDomain):
     """The folder of one domain, which is here."""
 
     def __init__(self, home: Path, number: int) -> None:

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from ucpl.errors import Label, fail
 from ucpl.records import define, frozen
 from ucpl.storage.vaults.committed import get_commits, get_domain
-from ucpl.storage.vaults.domains import AnyDomain, Domain
+from ucpl.storage.vaults.domains import AnyDomain, LocalDomain
 from ucpl.storage.vaults.erasure import codes_of
-from ucpl.storage.vaults.protection import BLOCK, Group, get_sets
+from ucpl.storage.vaults.protection import BLOCK, ParityGroup, get_sets
 from ucpl.storage.vaults.records import CHUNK, Commit, Job, Shard
 from ucpl.storage.vaults.remote_domain import RemoteDomain
 
@@ -127,7 +127,7 @@ class ChunkedFile:
 
     @property
     def path(self) -> Path:
-        assert isinstance(self.where, Domain)
+        assert isinstance(self.where, LocalDomain)
         return self.where.folder / self.name
 
     def _open(self) -> int:
@@ -247,7 +247,7 @@ class _Part:
     checked: compare the others with their digests.
     """
 
-    group: Group
+    group: ParityGroup
     missing: tuple[int, int]  # (place in the set, which of its blocks)
     among: Sequence[int]  # the set
     begin: int
@@ -495,7 +495,7 @@ class Memory:
                 if i:
                     xor_into(into, some)
 
-    def _code(self, group: Group, which: tuple[int, int], among: Sequence[int], begin: int, out: Bytes) -> None:
+    def _code(self, group: ParityGroup, which: tuple[int, int], among: Sequence[int], begin: int, out: Bytes) -> None:
         """Raises: LostBytes, UcplError E690."""
         blocks = []
         for other, number in group.data:

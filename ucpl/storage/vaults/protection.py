@@ -15,7 +15,16 @@ from itertools import islice
 from ucpl.errors import Label, fail
 from ucpl.records import frozen
 
-__all__ = ["BLOCK", "CODED_MAX", "Group", "Protection", "block_size", "check_partition", "even_domains", "get_sets"]
+__all__ = [
+    "BLOCK",
+    "CODED_MAX",
+    "ParityGroup",
+    "Protection",
+    "block_size",
+    "check_partition",
+    "even_domains",
+    "get_sets",
+]
 
 BLOCK = 4096  # bytes that blocks are multiples of
 SHOWN = 4  # ranks that a message names
@@ -27,7 +36,7 @@ _FORMS = (
 
 
 @frozen
-class Group:
+class ParityGroup:
     """Blocks that can be computed from each other.
 
     Each is (place in the set, number of the block on that domain). With `rs`, the n-th parity block is the n-th code.
@@ -84,15 +93,17 @@ class Protection:
             return 1, self.copies
         return size - self.copies, self.copies
 
-    def groups(self, size: int) -> tuple[Group, ...]:
+    def groups(self, size: int) -> tuple[ParityGroup, ...]:
         """The groups of a set of so many domains."""
         if self.name == "none":
             return ()
         copies = self.copies
         if self.name == "mirror":
-            return tuple(Group(((g, 0),), tuple(((g + 1 + j) % size, j) for j in range(copies))) for g in range(size))
+            return tuple(
+                ParityGroup(((g, 0),), tuple(((g + 1 + j) % size, j) for j in range(copies))) for g in range(size)
+            )
         return tuple(
-            Group(
+            ParityGroup(
                 tuple((p, (p - g) % size - copies) for p in range(size) if (p - g) % size >= copies),
                 tuple(((g + j) % size, j) for j in range(copies)),
             )

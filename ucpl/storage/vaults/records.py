@@ -30,10 +30,10 @@ __all__ = [
     "WHOLE",
     "RunRecord",
     "Commit",
-    "File",
+    "SavedFile",
     "Job",
     "Late",
-    "Named",
+    "SavedValue",
     "Parity",
     "Segment",
     "Shard",
@@ -194,7 +194,7 @@ class Late:
 
 
 @frozen
-class Named:
+class SavedValue:
     """A complete value that a rank saved under a name.
 
     It is a tensor, or a serialized value (without a storage and a dtype).
@@ -211,7 +211,7 @@ class Named:
         return [self.name, self.storage, self.at, self.size, self.dtype, list(self.shape)]
 
     @classmethod
-    def of(cls, value: object, file: int) -> Named:
+    def of(cls, value: object, file: int) -> SavedValue:
         if not isinstance(value, list) or len(value) != 6 or not all(isinstance(value[i], str) for i in (0, 1, 4)):
             raise _RecordError("named")
         at, size = _numbers(value[2:4], 2)
@@ -221,7 +221,7 @@ class Named:
 
 
 @frozen
-class File:
+class SavedFile:
     """The part of one file that a rank saved.
 
     `crcs`: of the storages in it.
@@ -234,7 +234,7 @@ class File:
     segments: tuple[Segment, ...]
     crcs: Mapping[str, int]
     late: tuple[Late, ...] = ()
-    named: tuple[Named, ...] = ()
+    named: tuple[SavedValue, ...] = ()
 
     def to_json(self) -> JsonObject:
         data: dict[bytes, int] = {}  # most files have equal ends, and each end is stored once
@@ -251,7 +251,7 @@ class File:
         return {**fields, "named": [one.to_json() for one in self.named]} if self.named else fields
 
     @classmethod
-    def of(cls, value: object, arena: int) -> File:
+    def of(cls, value: object, arena: int) -> SavedFile:
         fields = _object(value)
         name, size = _text(fields, "name"), _number(fields, "size")
         steps = PurePosixPath(name).parts
@@ -267,7 +267,7 @@ class File:
             raise _RecordError("crcs")
         data = list(map(_bytes, _list(fields, "data"))) if "data" in fields else []
         late = tuple(_late(one, size, data) for one in _list(fields, "late"))
-        named = tuple(Named.of(one, size) for one in _list(fields, "named")) if "named" in fields else ()
+        named = tuple(SavedValue.of(one, size) for one in _list(fields, "named")) if "named" in fields else ()
         return cls(name, size, segments, {k: v for k, v in crcs.items() if isinstance(v, int)}, late, named)
 
 
@@ -300,7 +300,7 @@ def _late(value: object, size: int, every: Sequence[bytes]) -> Late:
     return Late(value[0], data, tuple(found))
 
 
-class Files(Sequence[File]):
+class SavedFiles(Sequence[SavedFile]):
     """The files of a rank, parsed from their text on demand.
 
     The text grows with the number of tensors, and saves and votes do not need the content. Raises: ValueError, when the
@@ -309,9 +309,9 @@ class Files(Sequence[File]):
 
     def __init__(self, text: str, arena: int) -> None:
         self.text, self._arena = text, arena  # bytes that the rank saved
-        self._made: tuple[File, ...] | None = None
+        self._made: tuple[SavedFile, ...] | None = None
 
-    def _all(self) -> tuple[File, ...]:
+    def _all(self) -> tuple[SavedFile, ...]:
         if self._made is None:
             try:
                 fields = json.loads(self.text)
@@ -319,22 +319,22 @@ class Files(Sequence[File]):
                 fields = None
             if not isinstance(fields, list):
                 raise _RecordError("files")
-            self._made = tuple(File.of(one, self._arena) for one in fields)
+            self._made = tuple(SavedFile.of(one, self._arena) for one in fields)
         return self._made
 
     def __len__(self) -> int:
         return len(self._all())
 
     @overload
-    def __getitem__(self, at: int) -> File: ...
+    def __getitem__(self, at: int) -> SavedFile: ...
 
     @overload
-    def __getitem__(self, at: slice) -> Sequence[File]: ...
+    def __getitem__(self, at: slice) -> Sequence[SavedFile]: ...
 
-    def __getitem__(self, at: int | slice) -> File | Sequence[File]:
+    def __getitem__(self, at: int | slice) -> SavedFile | Sequence[SavedFile]:
         return self._all()[at]
 
-    def __iter__(self) -> Iterator[File]:
+    def __iter__(self) -> Iterator[SavedFile]:
         return iter(self._all())
 
     def __eq__(self, other: object) -> bool:
@@ -378,7 +378,7 @@ class Shard:
     slot: int
     size: int  # bytes of the arena
     chunks: tuple[int, ...]
-    files: Sequence[File]  # parsed on demand: ValueError, if the text has none
+    files: Sequence[SavedFile]  # parsed on demand: ValueError, if the text has none
     state: JsonObject  # small JSON of the caller's
     depth: int = 0
     base: int = 0
@@ -389,7 +389,7 @@ class Shard:
             name: getattr(self, name) for name in ("ident", "run", "generation", "step", "rank", "slot", "size")
         }
         files = self.files
-        text = files.text if isinstance(files, Files) else json_text([file.to_json() for file in files])
+        text = files.text if isinstance(files, SavedFiles) else json_text([file.to_json() for file in files])
         fields |= {"chunks": _digits(self.chunks), "files": text, "state": self.state}
         if self.depth:
             fields |= {"depth": self.depth, "base": self.base, "replay": self.replay}
@@ -403,7 +403,7 @@ class Shard:
         try:
             size = _number(fields, "size")
             within = fields.get("files")  # older versions have them in this text
-            files = Files(json_text(within) if isinstance(within, list) else _text(fields, "files"), size)
+            files = SavedFiles(json_text(within) if isinstance(within, list) else _text(fields, "files"), size)
             slot, depth, base = _rests(fields)
             return cls(
                 _text(fields, "ident"), _text(fields, "run"), _number(fields, "generation"), _number(fields, "step"),
@@ -557,7 +557,7 @@ class Commit:
                 return False
         return True
 
-    def read(self) -> Iterator[tuple[int, File]]:
+    def read(self) -> Iterator[tuple[int, SavedFile]]:
         """The file parts of each rank.
 
         Raises: ValueError, if a text is no list of files.
@@ -569,7 +569,7 @@ class Commit:
                 raise ValueError(f"the shard of rank {shard.rank}") from None
             yield from ((shard.rank, file) for file in files)
 
-    def files(self) -> Mapping[str, Sequence[tuple[int, File]]]:
+    def files(self) -> Mapping[str, Sequence[tuple[int, SavedFile]]]:
         """Every file by name: its parts with their ranks, in order.
 
         The parts have no gap. Raises: ValueError.
@@ -577,9 +577,9 @@ class Commit:
         return self._files
 
     @cached_property
-    def _files(self) -> dict[str, list[tuple[int, File]]]:
+    def _files(self) -> dict[str, list[tuple[int, SavedFile]]]:
         """Cached, because readers call it more than once."""
-        found: dict[str, list[tuple[int, File]]] = {}
+        found: dict[str, list[tuple[int, SavedFile]]] = {}
         for rank, file in self.read():
             found.setdefault(file.name, []).append((rank, file))
         for name, parts in found.items():

@@ -18,7 +18,7 @@ from ucpl.digests import crc32
 from ucpl.errors import Label, UcplError, fail
 from ucpl.records import define, frozen
 from ucpl.storage.vaults.memory import Memory
-from ucpl.storage.vaults.records import File, Named, Shard
+from ucpl.storage.vaults.records import SavedFile, SavedValue, Shard
 
 __all__ = ["GRADIENT", "Over", "Replay"]
 
@@ -37,8 +37,8 @@ class _Place:
     memory: Memory
     rank: int
     at: int  # in the rank's arena
-    file: File
-    named: Named
+    file: SavedFile
+    named: SavedValue
 
     def fill(self, into: memoryview, offset: int) -> None:
         """Raises: UcplError E691."""
@@ -94,7 +94,7 @@ class _Step:
         return found
 
 
-def _in_arena(file: File, named: Named) -> int:
+def _in_arena(file: SavedFile, named: SavedValue) -> int:
     for one in file.segments:
         if one.begin <= named.at and named.at + named.size <= one.begin + one.size:
             return one.at + named.at - one.begin

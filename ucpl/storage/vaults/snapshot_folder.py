@@ -30,9 +30,9 @@ from ucpl.storage.vaults.committed import (
     read_job,
     reject_no_vault,
 )
-from ucpl.storage.vaults.domains import COMMIT, Domain
+from ucpl.storage.vaults.domains import COMMIT, LocalDomain
 from ucpl.storage.vaults.memory import Memory
-from ucpl.storage.vaults.records import CHUNK, File
+from ucpl.storage.vaults.records import CHUNK, SavedFile
 from ucpl.storage.vaults.replay import Over, Replay
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 SCHEME = "vault"
-Parts = Sequence[tuple[int, File]]  # ranks, with their parts of a file
+Parts = Sequence[tuple[int, SavedFile]]  # ranks, with their parts of a file
 
 
 @define(eq=False)
@@ -227,7 +227,7 @@ def open_generation(home: Path, generation: int | None = None) -> Memory:
     if chosen is None:
         there = ", ".join(str(one.generation) for one in found) or "none"
         what = "nothing is committed" if generation is None else f"generation {generation} is not committed"
-        names = {name for where in get_domains(home, job) if isinstance(where, Domain) for name in where.names()}
+        names = {name for where in get_domains(home, job) if isinstance(where, LocalDomain) for name in where.names()}
         damaged = sorted(name for name in names if COMMIT.fullmatch(name))
         if damaged and not found:
             what = f"the commit records are damaged in all domains: {', '.join(damaged[:3])}"
