@@ -97,6 +97,32 @@ layout x(pp, dp) of m extends plain(pp = pp, dp = dp) {
             "x(pp = 3, dp = 1)",
         ),
     ),
+    "groups of packed tensors": (
+        """ucpl 2
+model m {
+  dim l = 2, n = 2, d = 2
+  norm : d
+  q, k : l n d
+  bias : d
+  state s, t : f32
+  group decay = norm, k, q
+  group rest  = all - decay
+}
+layout x(tp, dp) of m {
+  mesh dp tp
+  file weights = torch "w{tp}"
+  file optim   = torch "o{dp}.{tp}"
+  norm  = d                      as "norm"
+  qk[l] = (q: n@tp d + k: n d)   as "qk.{l}"
+  bias  = d                      as "bias"
+  group others = all - decay
+  group own    = qk, norm
+  state s for decay, others = pad(flat(each), dp)@dp  as "{state}.{group}"
+  state t for own = like                              as "{state}/{key}"
+}
+""",
+        ("x(tp = 1, dp = 1)", "x(tp = 2, dp = 3)"),
+    ),
 }
 # Constructs without an effect on placement, or that need more than one text, with their tests.
 ORACLE_ELSEWHERE = {

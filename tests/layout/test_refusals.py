@@ -168,6 +168,16 @@ REFUSED: list[tuple[str, str, str, str, dict[str, Any]]] = [
     ("E134", "step 0 of dim `a`", text(model="  dim a = 4\n  w : a[⟦0.. by 0]\n"), "x(2)", {}),
     ("E135", "alias `t` of `u`, which is no tensor", text(model="  dim a = 4\n  w : a\n  ⟦alias t = u\n"), "x(2)", {}),
     ("E136", "`w` is in groups `p` and `q`", text(model="  dim a = 4\n  w : a\n  group p = w\n  ⟦group q = w\n"), "x(2)", {}),
+    (
+        "E136",
+        "`w` is in the group `p` and `u` is not, and `both` stores them together",
+        text(
+            model="  dim a = 4\n  w, u : a\n  state s : f32\n  group p = w\n",
+            layout=FILE + '  ⟧both = (w: a + u: a) as "both"\n  ⟦state s for p = flat(each) as "s"\n',
+        ).replace("ucpl 1", "ucpl 2"),
+        "x(2)",
+        {"remedy": "put u in `p`, too, or name `both` in a group of the layout"},
+    ),
     ("E137", "no tensor is called `u`", text(layout=FILE + '  ⟦u = a as "u"\n'), "x(2)", {}),
     ("E137", "no tensor is called `u`", text(layout=W + "  ⟦group g = w, u\n"), "x(2)", {}),
     ("E190", "`buckets` closes flat buffers", text(layout=FILE + '  w = a b as "w" ⟦buckets 5\n'), "x(2)", {}),

@@ -480,7 +480,7 @@ class _Rank:
             group = self.meaning.groups.get(name) if name else None
             trained = [e for e in self.meaning.entries if e.path not in self.meaning.aliases and self.is_trained(e)]
             if group is not None and group.members is not None:
-                trained = [e for m in group.members for e in trained if e.path == m]
+                trained = self.of_members(group.members, trained)
             members: Counter[object] = Counter()
             for entry in trained:
                 at = frozenset(
@@ -540,14 +540,21 @@ class _Rank:
                 bucket += 1
         return out
 
+    def of_members(self, members: tuple[str, ...], entries: list[nodes.Entry]) -> list[nodes.Entry]:
+        """Entries of members: a tensor without a line of its own is in its packs, which are members once."""
+        alone = {e.path for e in entries}
+        found = [e for m in members for e in entries if e.path == m or (m not in alone and m in self.targets(e).values())]
+        return [e for i, e in enumerate(found) if not any(e is other for other in found[:i])]
+
     def runs(self, line: nodes.States, group: nodes.Group | None) -> list[tuple[dict[str, Any], list[list[Any]]]]:
         """(names for templates, cells of tensors) of a group's flats here."""
         entries = [e for e in self.meaning.entries if e.path not in self.meaning.aliases]
         if group is not None and group.members is not None:
-            entries = [e for m in group.members for e in entries if e.path == m]
+            entries = self.of_members(group.members, entries)
         else:
             gone = {m for g in (group.without or () if group else ()) for m in self.meaning.groups[g].members or ()}
-            entries = [e for e in entries if e.path not in gone and self.is_trained(e)]
+            out_of = {e.path for e in self.of_members(tuple(gone), entries)}
+            entries = [e for e in entries if e.path not in out_of and self.is_trained(e)]
         once: set[Any] = set()
         tensors = []
         for local in self.locals(entries):  # a second home on this rank is the same parameter

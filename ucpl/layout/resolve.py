@@ -102,7 +102,7 @@ def resolved(opened: OpenedLayout, sizes: Mapping[str, Value], *, fold: bool = F
         apart = [members for _, members in model_groups] if fold and _can_fold(opened) else None
         placing = entries_of(items, ground, tensors, aliases, apart)
         entries, families = placing.entries, placing.families
-        groups = groups_of_layout(items, ground, tensors, frozenset(e.path for e in entries), model_groups)
+        groups = groups_of_layout(items, ground, tensors, entries, model_groups)
     except UcplError as error:
         found = error.diagnostics[0]
         if isinstance(found.about, UnknownTensor):
@@ -110,7 +110,7 @@ def resolved(opened: OpenedLayout, sizes: Mapping[str, Value], *, fold: bool = F
         raise
     check_block_edges(entries, tensors, _sizes(scope), indices)
     framework, settings = framework_of(items, scope)
-    state_lines = states_lines(items, ground, groups, model_groups)
+    state_lines = states_lines(items, ground, groups, entries, model_groups)
     check_carried_states(state_lines, model_items, framework)
     derived, states = derived_of(items, scope), states_of(model_items)
     layout = Layout(

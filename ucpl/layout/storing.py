@@ -5,15 +5,17 @@ The framework is included. Not here: the shapes in entries (entries.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import NoReturn
+
+from attrs import evolve
 
 from ucpl.errors import fail
 from ucpl.language import nodes, print_expr
 from ucpl.language.walk import walk
 from ucpl.layout import axes as ax
 from ucpl.layout.axis_lines import UnknownAxis
-from ucpl.layout.layout import BlobRule, Derivation, FileRule, Group, Layout, LogicalTensor, Policy, States, Storing
+from ucpl.layout.layout import BlobRule, Derivation, Entry, FileRule, Group, Layout, LogicalTensor, Policy, States, Storing
 from ucpl.layout.live import reject_live
 from ucpl.layout.models import ModelGroups, trained_groups, unknown_tensor
 from ucpl.layout.name_remedies import for_axis, for_place, nearest
@@ -367,10 +369,11 @@ def groups_of_layout(
     items: Iterable[nodes.LayoutItem],
     ground: Ground,
     tensors: dict[str, LogicalTensor],
-    stored: frozenset[str],
+    entries: Iterable[Entry],
     model_groups: ModelGroups,
 ) -> dict[str, Group]:
-    """`stored`: paths of the layout's entries."""
+    """The layout's groups; tensors of their members that an entry packs are not yet that entry."""
+    stored = {e.path for e in entries}
     found: dict[str, Group] = {}
     for item in items:
         if not isinstance(item, nodes.Group):
@@ -387,6 +390,8 @@ def groups_of_layout(
             if m not in stored and m not in tensors:
                 unknown_tensor(m, sorted(stored), item.span)
         for w in item.without or ():
+            if w in dict(model_groups) and w not in found:
+                found[w] = _of_model(w, model_groups, item.span)
             if w not in found:
                 fail(
                     "E157",
@@ -404,12 +409,22 @@ def groups_of_layout(
     return found
 
 
+def _of_model(name: str, model_groups: ModelGroups, span: nodes.Span) -> Group:
+    """A group of the model that no `group` line of the layout names."""
+    return Group(name, (), dict(model_groups)[name], None, None, False, 1, True, span)
+
+
 def states_lines(
-    items: Iterable[nodes.LayoutItem], ground: Ground, groups: dict[str, Group], model_groups: ModelGroups
+    items: Iterable[nodes.LayoutItem],
+    ground: Ground,
+    groups: dict[str, Group],
+    entries: Sequence[Entry],
+    model_groups: ModelGroups,
 ) -> tuple[States, ...]:
     """State lines.
 
-    Groups of the model that only a state line names are added to `groups`.
+    Groups of the model that only a state line names are added to `groups`. In all groups, tensors that an entry packs
+    become that entry.
     """
     items = list(items)
     brackets = brackets_of(items)
@@ -420,7 +435,7 @@ def states_lines(
         named = _named_groups(item, groups, dict(model_groups))
         for g in named or ():
             if g not in groups:
-                groups[g] = Group(g, (), dict(model_groups)[g], None, None, False, 1, True, item.span)
+                groups[g] = _of_model(g, model_groups, item.span)
         if not isinstance(item.shape, str) and len(item.shape) != 1:
             fail("E158", "a state line stores one axis, as in pad(flat(each), 2 * dp)@dp", at(item.span))
         if not isinstance(item.shape, str):
@@ -440,7 +455,44 @@ def states_lines(
             )
         names = item.names and tuple(dict.fromkeys(item.names))  # a repeated name is meant once
         out.append(States(names, named, shape, storing, buckets, item.span))
+    if packs := _packs(entries):
+        groups.update((name, _with_packs(group, packs)) for name, group in groups.items())
     return tuple(out)
+
+
+def _packs(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
+    """Entries that pack a tensor without an entry of its own, by tensor."""
+    stored = {e.path for e in entries}
+    found: dict[str, list[Entry]] = {}
+    for entry in entries:
+        for path in dict.fromkeys(entry.targets.values()) if len(entry.targets) > 1 else ():
+            if path not in stored:
+                found.setdefault(path, []).append(entry)
+    return found
+
+
+def _with_packs(group: Group, packs: dict[str, list[Entry]]) -> Group:
+    """A group with entries in place of the tensors that they pack.
+
+    Raises E136 if the group has only some of them.
+    """
+    if group.members is None:
+        return group
+    own = set(group.members)
+    for entry in (e for m in group.members for e in packs.get(m, ())):
+        missing = [path for path in entry.targets.values() if path not in own]
+        if missing and entry.path not in own:
+            there = next(m for m in entry.targets.values() if m in own)
+            fail(
+                "E136",
+                f"`{there}` is in the group `{group.name}` and `{missing[0]}` is not, and `{entry.path}` stores them together",
+                at(group.span),
+                at(entry.span, "packed here"),
+                remedy=f"a pack is one member of a group: put {', '.join(missing)} in `{group.name}`, too, or name"
+                f" `{entry.path}` in a group of the layout",
+            )
+    named = (path for m in group.members for path in ([e.path for e in packs[m]] if m in packs else [m]))
+    return evolve(group, members=tuple(dict.fromkeys(named)))
 
 
 def check_names(items: Iterable[nodes.LayoutItem], ground: Ground, layout: Layout) -> None:
@@ -458,7 +510,7 @@ def _named_groups(
 ) -> tuple[str, ...] | None:
     """Groups that a state line names; `*` is all of them."""
     if item.groups == ("*",):
-        return tuple(g for g, group in groups.items() if group.of_model) or tuple(of_model) or None
+        return tuple(of_model) or tuple(g for g, group in groups.items() if group.of_model) or None
     for g in item.groups or ():
         if g not in groups and g not in of_model:
             close = nearest(g, groups)
