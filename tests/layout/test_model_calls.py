@@ -9,6 +9,7 @@ import pytest
 
 from tests.cli.command import good, ucpl
 from ucpl.errors import UcplError
+from ucpl.extents import key_text
 from ucpl.graph import build
 from ucpl.language import nodes, parse_call, print_file
 from ucpl.layout import Layout, close, load, resolve
@@ -263,3 +264,34 @@ def test_the_command_line_calls_a_model(tmp_path: Path) -> None:
         in good("show", "--after", "resolve", "plain()", "--model", f"{file}:bare", "-D", "size=9").out
     )
     assert "E117" in ucpl("show", "plain()", "--model", f"{file}:gpt(layer = 3)").err
+
+
+def test_a_used_layout_has_the_sizes_of_its_model() -> None:
+    text = """ucpl 2
+model tower(rows) {
+  dim r = rows
+  w : r
+}
+model two {
+  dim n = 3
+  use tower(rows = n) as a
+  use tower(rows = 2 * n) as b
+}
+layout part() of tower {
+  w = r  as "w"
+}
+layout whole() of two {
+  file weights = torch "w"
+  use part() as a key "a.{key}"
+  use part() as b key "b.{key}"
+}
+"""
+    placement = locate(resolve(load(("a.ucpl", text)), parse_call("whole()")))
+    assert {key_text(h.key): h.shape for p in placement.parts for h in p.homes.each} == {"a.w": (3,), "b.w": (6,)}
+    refused = text.replace("part()", "part(m)", 1).replace("use part()", "use part(m = n)")
+    with pytest.raises(UcplError) as caught:
+        resolve(load(("a.ucpl", refused)), parse_call("whole()"))
+    assert (
+        caught.value.diagnostics[0].code == "E101"
+        and "`layout part(...) of tower`" in caught.value.diagnostics[0].remedy
+    )

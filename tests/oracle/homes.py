@@ -543,7 +543,9 @@ class _Rank:
     def of_members(self, members: tuple[str, ...], entries: list[nodes.Entry]) -> list[nodes.Entry]:
         """Entries of members: a tensor without a line of its own is in its packs, which are members once."""
         alone = {e.path for e in entries}
-        found = [e for m in members for e in entries if e.path == m or (m not in alone and m in self.targets(e).values())]
+        found = [
+            e for m in members for e in entries if e.path == m or (m not in alone and m in self.targets(e).values())
+        ]
         return [e for i, e in enumerate(found) if not any(e is other for other in found[:i])]
 
     def runs(self, line: nodes.States, group: nodes.Group | None) -> list[tuple[dict[str, Any], list[list[Any]]]]:

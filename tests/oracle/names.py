@@ -31,6 +31,12 @@ COMPARE = {
 }  # fmt: skip
 
 
+def combined(operator: str, a: int, b: int) -> int:
+    if operator == "/" and a % b:
+        raise Refused(f"{a} / {b} leaves a remainder")
+    return {"+": a + b, "-": a - b, "*": a * b, "/": a // b if b else 0, "%": a % b if b else 0}[operator]
+
+
 @mutable
 class Numbers:
     """Values of names: given values win over written ones."""
@@ -67,7 +73,8 @@ class Numbers:
             case nodes.Unary(operator="not", operand=operand):
                 return int(not self.value(operand))
             case nodes.Unary(operand=operand):
-                return -self.value(operand)
+                value = self.value(operand)
+                return [-n for n in value] if isinstance(value, list) else -value
             case nodes.Binary(operator="and", left=left, right=right):
                 return int(bool(self.value(left) and self.value(right)))
             case nodes.Binary(operator="or", left=left, right=right):
@@ -76,19 +83,11 @@ class Numbers:
                 a, b = self.value(left), self.value(right)
                 if operator in COMPARE:
                     return int(COMPARE[operator](a, b))
-                if operator == "/" and a % b:
-                    raise Refused(f"{a} / {b} leaves a remainder")
-                match operator:
-                    case "+":
-                        return a + b
-                    case "-":
-                        return a - b
-                    case "*":
-                        return a * b
-                    case "/":
-                        return a // b
-                    case "%":
-                        return a % b
+                if isinstance(a, list) and isinstance(b, list):
+                    return [combined(operator, x, y) for x, y in zip(a, b, strict=True)]
+                if isinstance(a, list):
+                    return [combined(operator, x, b) for x in a]
+                return [combined(operator, a, y) for y in b] if isinstance(b, list) else combined(operator, a, b)
             case nodes.Function(name="default", args=args):
                 return next((v for v in map(self.value, args) if v is not None), None)
             case nodes.Function(name="where", args=(listed, *wanted)):

@@ -83,6 +83,14 @@ def _is_a_size(name: str) -> str:
     return f"a parameter is a size, too: take `{name} = ...` out of the `dim` line, and write `{name}` among the dims"
 
 
+def _further(state: nodes.State) -> str:
+    """Remedy for a second line of a state that lacks other dims of other tensors."""
+    said = "  ".join(" ".join(("without", *c.dims, *(("for", ", ".join(c.of)) if c.of else ()))) for c in state.without)
+    return (
+        f"a state has one line, and a clause for each kind of tensor: write `{said}` behind the first" if said else ""
+    )
+
+
 def _numbers(bindings: Iterable[nodes.Binding], kind: str) -> list[_Definition]:
     return [_Definition(kind, b.name, b.span) for b in bindings]
 
@@ -125,7 +133,7 @@ def _of_model(item: nodes.ModelItem) -> list[_Definition]:
         case nodes.Gone(kind="tensor" | "alias"):
             return [_Definition("tensor", name, item.span) for name in item.names]
         case nodes.State():
-            return [_Definition("state", name, item.span) for name in item.names]
+            return [_Definition("state", name, item.span, _further(item)) for name in item.names]
         case nodes.Assert() | nodes.Gone():
             return []
 

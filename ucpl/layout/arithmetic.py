@@ -66,7 +66,7 @@ def evaluated(expr: nodes.Expr, look: Look) -> Operand:
         case nodes.Unary(operator="not", operand=operand):
             return _truth(np.logical_not(_true(evaluated(operand, look))))
         case nodes.Unary(operand=operand):
-            return -integer(operand, look)
+            return _each(lambda a, _: -a, (evaluated(operand, look), 0), (operand, operand))
         case nodes.Binary(operator="and", left=left, right=right):
             first = _true(evaluated(left, look))
             return 0 if first is False else _truth(np.logical_and(first, _true(evaluated(right, look))))
@@ -76,6 +76,9 @@ def evaluated(expr: nodes.Expr, look: Look) -> Operand:
         case nodes.Binary(operator=("==" | "!=") as operator, left=left, right=right):
             same = _same(evaluated(left, look), evaluated(right, look))
             return _truth(same if operator == "==" else np.logical_not(same))
+        case nodes.Binary(operator=("+" | "-" | "*" | "/" | "%") as operator, left=left, right=right):
+            both = evaluated(left, look), evaluated(right, look)
+            return _each(lambda a, b: _combined(operator, a, b, expr.span), both, (left, right))
         case nodes.Binary(operator=operator, left=left, right=right):
             return _combined(operator, integer(left, look), integer(right, look), expr.span)
         case nodes.Function(name="default", args=args):
@@ -123,7 +126,11 @@ def integer(expr: nodes.Expr, look: Look) -> Number:
 
     A column is one of integers. Raises E104 or E105 otherwise.
     """
-    value = evaluated(expr, look)
+    return _whole(evaluated(expr, look), expr)
+
+
+def _whole(value: Operand, expr: nodes.Expr) -> Number:
+    """The value of an expression, as a number."""
     if value is None:
         what = f"`{expr.path}`" if isinstance(expr, nodes.Name) else "this"
         fail("E105", f"{what} has no value", at(expr.span, "absent from the config"))
@@ -173,6 +180,32 @@ def _truth(truth: Truth | np.bool_) -> Number:
 
 
 # ---- operators and functions -----------------------------------------------------------------------------------------
+
+
+def _each(
+    combine: Callable[[Number, Number], Number], both: tuple[Operand, Operand], of: tuple[nodes.Expr, nodes.Expr]
+) -> Operand:
+    """Two numbers combined, or each item of a list with the number, or with the item of the other list.
+
+    Raises E104, E105.
+    """
+    lists = [items for items in both if isinstance(items, list)]
+    if not lists:
+        return combine(_whole(both[0], of[0]), _whole(both[1], of[1]))
+    if len(lists) == 2 and len(lists[0]) != len(lists[1]):
+        said = f"{print_expr(of[0])} has {len(lists[0])} items, and {print_expr(of[1])} has {len(lists[1])}"
+        fail("E104", said, at(of[1].span), remedy="combine lists of one length, or a list and a number")
+    out: list[Value] = []
+    for n in range(len(lists[0])):
+        a, b = (
+            _whole(operand[n] if isinstance(operand, list) else operand, expr)
+            for operand, expr in zip(both, of, strict=True)
+        )
+        combined = combine(a, b)
+        if not isinstance(combined, int):
+            fail("E104", "a list holds numbers that are the same at every place", at(of[0].span))
+        out.append(combined)
+    return out
 
 
 def _combined(operator: str, left: Number, right: Number, span: nodes.Span) -> Number:

@@ -124,7 +124,7 @@ def _twice(item: nodes.State, name: str, one: nodes.Without, other: nodes.Withou
     quoted = name if " " in name else f"`{name}`"
     fail(
         "E008",
-        f"{' and '.join(item.names)} of {quoted} lacks dims by two clauses",
+        f"{' and '.join(item.names)} of {quoted}: two clauses say the dims that are lacking",
         at(other.span, "this one"),
         at(one.span, "and this one"),
         remedy="write all dims in one clause, as in `without r d for w`; or name the tensor in one of the two",

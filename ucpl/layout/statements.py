@@ -416,13 +416,27 @@ class _Reader:
         scope = Scope(given_within(links, use, self.scope, axes), config=self.scope.config)
         reader = _Reader(self.library, scope, {}, [], self.axes, count=self.count)
         arguments = axes_here(links[0].node, axes_in(links), self.scope)
-        arguments |= _arguments(links[0].node.parameters, call, self.scope)
+        arguments |= self.of_use(links[0].node, call)
         items = reader.statements(links, arguments, used)
         unfounded = {item.span for item in reader.fresh}
         self.founded |= reader.founded | {i.span for i in items if i.span.line and i.span not in unfounded}
         check_axes(links, call, reader.scope, self.scope)
         check_groups(items)
         return numbers_within(links, reader.scope, self.scope) + on_these_ranks(links, items, self.scope)
+
+    def of_use(self, layout: nodes.Layout, call: nodes.Call) -> Inherited:
+        """Arguments of a used layout. Raises E101 for numbers of the model, which need none."""
+        try:
+            return _arguments(layout.parameters, call, self.scope)
+        except UcplError as error:
+            found = error.diagnostics[0]
+            if found.code != "E101":
+                raise
+            remedy = (
+                f"arguments have numbers of this layout. Sizes of the model need none: `layout {layout.name}(...) of"
+                f" {layout.of}`, without arguments behind `{layout.of}`, has those of the model that is used here"
+            )
+            raise UcplError(evolve(found, remedy=remedy)) from None
 
 
 def _check_alike(used: nodes.Record, item: nodes.Use, word: str) -> None:

@@ -15,7 +15,18 @@ from ucpl.language import nodes, print_expr
 from ucpl.language.walk import walk
 from ucpl.layout import axes as ax
 from ucpl.layout.axis_lines import UnknownAxis
-from ucpl.layout.layout import BlobRule, Derivation, Entry, FileRule, Group, Layout, LogicalTensor, Policy, States, Storing
+from ucpl.layout.layout import (
+    BlobRule,
+    Derivation,
+    Entry,
+    FileRule,
+    Group,
+    Layout,
+    LogicalTensor,
+    Policy,
+    States,
+    Storing,
+)
 from ucpl.layout.live import reject_live
 from ucpl.layout.models import ModelGroups, trained_groups, unknown_tensor
 from ucpl.layout.name_remedies import for_axis, for_place, nearest
