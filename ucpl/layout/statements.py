@@ -432,10 +432,7 @@ class _Reader:
             found = error.diagnostics[0]
             if found.code != "E101":
                 raise
-            remedy = (
-                f"arguments have numbers of this layout. Sizes of the model need none: `layout {layout.name}(...) of"
-                f" {layout.of}`, without arguments behind `{layout.of}`, has those of the model that is used here"
-            )
+            remedy = f"{found.remedy}\nsizes of the used model need no argument: `layout {layout.name}(...) of {layout.of}` has them"
             raise UcplError(evolve(found, remedy=remedy)) from None
 
 

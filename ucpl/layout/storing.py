@@ -401,8 +401,8 @@ def groups_of_layout(
             if m not in stored and m not in tensors:
                 unknown_tensor(m, sorted(stored), item.span)
         for w in item.without or ():
-            if w in dict(model_groups) and w not in found:
-                found[w] = _of_model(w, model_groups, item.span)
+            if w in dict(model_groups):
+                found = {name: _of_model(name, model_groups, item.span) for name, _ in model_groups} | found
             if w not in found:
                 fail(
                     "E157",
@@ -521,7 +521,7 @@ def _named_groups(
 ) -> tuple[str, ...] | None:
     """Groups that a state line names; `*` is all of them."""
     if item.groups == ("*",):
-        return tuple(of_model) or tuple(g for g, group in groups.items() if group.of_model) or None
+        return tuple(g for g, group in groups.items() if group.of_model) or tuple(of_model) or None
     for g in item.groups or ():
         if g not in groups and g not in of_model:
             close = nearest(g, groups)
