@@ -432,7 +432,8 @@ class _Reader:
             found = error.diagnostics[0]
             if found.code != "E101":
                 raise
-            remedy = f"{found.remedy}\nsizes of the used model need no argument: `layout {layout.name}(...) of {layout.of}` has them"
+            own = f"sizes of the used model need no argument: `layout {layout.name}(...) of {layout.of}` has them"
+            remedy = f"{found.remedy}\n{own}"
             raise UcplError(evolve(found, remedy=remedy)) from None
 
 
