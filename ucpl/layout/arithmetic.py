@@ -185,9 +185,9 @@ def _truth(truth: Truth | np.bool_) -> Number:
 def _each(
     combine: Callable[[Number, Number], Number], both: tuple[Operand, Operand], of: tuple[nodes.Expr, nodes.Expr]
 ) -> Operand:
-    """Two numbers combined, or each item of a list with the number, or with the item of the other list.
+    """Combine two numbers, or the items of lists.
 
-    Raises E104, E105.
+    A number is combined with each item, two lists item by item. Raises E104, E105.
     """
     lists = [items for items in both if isinstance(items, list)]
     if not lists:

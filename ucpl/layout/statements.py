@@ -425,7 +425,10 @@ class _Reader:
         return numbers_within(links, reader.scope, self.scope) + on_these_ranks(links, items, self.scope)
 
     def of_use(self, layout: nodes.Layout, call: nodes.Call) -> Inherited:
-        """Arguments of a used layout. Raises E101 for numbers of the model, which need none."""
+        """Arguments of a used layout.
+
+        Raises E101: numbers of the model need no argument.
+        """
         try:
             return _arguments(layout.parameters, call, self.scope)
         except UcplError as error:

@@ -383,7 +383,7 @@ def groups_of_layout(
     entries: Iterable[Entry],
     model_groups: ModelGroups,
 ) -> dict[str, Group]:
-    """The layout's groups; tensors of their members that an entry packs are not yet that entry."""
+    """Groups of the layout, with the members that it names."""
     stored = {e.path for e in entries}
     found: dict[str, Group] = {}
     for item in items:
@@ -421,7 +421,7 @@ def groups_of_layout(
 
 
 def _of_model(name: str, model_groups: ModelGroups, span: nodes.Span) -> Group:
-    """A group of the model that no `group` line of the layout names."""
+    """A group of the model, without a line in the layout."""
     return Group(name, (), dict(model_groups)[name], None, None, False, 1, True, span)
 
 
@@ -472,7 +472,7 @@ def states_lines(
 
 
 def _packs(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
-    """Entries that pack a tensor without an entry of its own, by tensor."""
+    """Packs of each tensor that has no entry of its own."""
     stored = {e.path for e in entries}
     found: dict[str, list[Entry]] = {}
     for entry in entries:
