@@ -541,7 +541,10 @@ class _Rank:
         return out
 
     def of_members(self, members: tuple[str, ...], entries: list[nodes.Entry]) -> list[nodes.Entry]:
-        """Entries of members: a tensor without a line of its own is in its packs, which are members once."""
+        """Entries of members.
+
+        A tensor without a line of its own is in its packs; each is a member once.
+        """
         alone = {e.path for e in entries}
         found = [
             e for m in members for e in entries if e.path == m or (m not in alone and m in self.targets(e).values())
