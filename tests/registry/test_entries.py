@@ -30,7 +30,7 @@ OTHERS = {
 }
 
 
-SHARED = ("folders", "info_keys", "leaving", "named_files", "opening", "optimizer_hypers", "overlooked")
+SHARED = ("folders", "info_keys", "leaving", "named_files", "opening", "optimizer_hypers", "overlooked", "run_steps")
 
 
 class Other(Format):

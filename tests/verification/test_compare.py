@@ -68,7 +68,7 @@ def whole() -> Value:
         "buffers": {"mask": torch.ones(2)},
         "aliases": {"head": "a"},
         "groups": groups,
-        "scalars": {"global_steps": 7, "global_samples": 70, "skipped_steps": 1},
+        "scalars": {"global_steps": 8, "global_samples": 70, "skipped_steps": 1},
         "envelope": {"ucpl": 1, "blobs": blobs, "carried": carried},
     }
 
@@ -147,7 +147,7 @@ CHANGES: dict[str, tuple[Callable[[Value], None], tuple[str, str, str]]] = {
         put("groups", to=lambda g: g[::-1]), ("order of groups", "0, 1", "1, 0")
     ),
     # counters, steps, schedules
-    "a lost counter": (gone("scalars", "global_steps"), ("global_steps", "7", "nothing")),
+    "a lost counter": (gone("scalars", "global_steps"), ("global_steps", "8", "nothing")),
     "another counter": (put("scalars", "global_samples", to=71), ("global_samples", "70", "71")),
     "a counter begun anew": (put("scalars", "skipped_steps", to=0), ("skipped_steps", "1", "0")),
     "a lost step": (gone("params", "a", "step"), ("step.a", "7.0", "nothing")),
@@ -291,10 +291,10 @@ def test_a_plain_file_without_counters_is_equal_to_its_conversion_and_silence_is
     ucpl.convert(source, tmp_path / "out", to)
     found = ucpl.compare(source, tmp_path / "out")
     assert found, found.differences
-    zeros = {str(one) for one in found.unsaid if one.name in ("global_steps", "global_samples", "skipped_steps")}
-    assert zeros == {
-        f"{name}: 0 in B, nothing in A (a run begins there)"
-        for name in ("global_steps", "global_samples", "skipped_steps")
+    counters = {str(one) for one in found.unsaid if one.name in ("global_steps", "global_samples", "skipped_steps")}
+    assert counters == {
+        "global_steps: 7 in B, nothing in A (the steps of the optimizer)",
+        "skipped_steps: 0 in B, nothing in A (a run begins there)",
     }
     turned = ucpl.compare(tmp_path / "out", source)
     assert turned and {one.side for one in turned.unsaid if one.name == "global_steps"} == {"A"}
@@ -372,12 +372,12 @@ def test_the_command_prints_what_is_unsaid_and_ends_with_0(tmp_path: Path) -> No
     source = save(tmp_path / "plain.pt", bare())
     good("convert", source, tmp_path / "out", "--to", "zero1(dp=2)")
     done = good("compare", source, tmp_path / "out")
-    assert "unsaid        global_steps: 0 in B, nothing in A (a run begins there)" in done.out.splitlines()
+    assert "unsaid        skipped_steps: 0 in B, nothing in A (a run begins there)" in done.out.splitlines()
     assert done.out.splitlines()[-1] == "equal"
     found = good("compare", source, tmp_path / "out", "--json").json
     assert (
         found["equal"]
-        and {"name": "global_steps", "value": "0", "side": "B", "why": "a run begins there"} in (found["unsaid"])
+        and {"name": "global_steps", "value": "7", "side": "B", "why": "the steps of the optimizer"} in found["unsaid"]
     )
     assert command("compare", save(tmp_path / "x.pt", bare(scalars={"global_steps": 1})), tmp_path / "out").status == 1
 

@@ -17,10 +17,10 @@ from ucpl.extents.containers import Container
 from ucpl.files.checkpoint import Checkpoint, Framework, Order
 from ucpl.files.described import found_at, reject_stranger
 from ucpl.files.header_watch import watched
-from ucpl.files.scalars import number_of
 from ucpl.formats.folders import container_of
 from ucpl.formats.folders.steps import RunFacts
 from ucpl.formats.overlooked import is_of_an_optimizer, is_of_training, optimizers_next_to
+from ucpl.formats.run_steps import optimizer_steps, steps_of
 from ucpl.registry import format_named, formats
 
 
@@ -118,15 +118,15 @@ def _of_another_iteration(opened: Checkpoint) -> tuple[str, ...]:
 def _run_of(opened: Checkpoint) -> RunFacts:
     """Facts of the run, to compare with files next to the shards."""
     train_state = opened.state
-    steps = [number_of(value) for value in train_state.scalars.get("step", {}).values()]
-    counted = train_state.blobs.get("global_steps", max((s for s in steps if isinstance(s, int | float)), default=None))
     ranks = 1
     for axis in ("dp", "fsdp", "tp", "pp"):
         degree = train_state.settings.get(axis)
         ranks *= degree.value if degree is not None and isinstance(degree.value, int) else 1
     skipped = train_state.blobs.get("skipped_steps")
+    # Those of the Trainer's own folder are in a file next to its optimizer, and are compared with it.
+    own = optimizer_steps(train_state)[-1:] if format_named(opened.format).container else []
     return RunFacts(
-        int(counted) if isinstance(counted, int | float) else None,
+        own[0] if own else steps_of(train_state),
         skipped if isinstance(skipped, int) else 0,
         0 if format_named(opened.format).is_of_any_ranks else ranks,
         train_state.carried,

@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from ucpl.errors import Label, fail
 from ucpl.extents import Counted, Scalar, TrainState
 from ucpl.files.groups import agreed
+from ucpl.formats.run_steps import STEPS, steps_of
 from ucpl.live.agreement import JobRanks
 from ucpl.live.tensors import Goal, unwritable
 from ucpl.ranks.box_index import number_as_tensor
@@ -40,7 +41,7 @@ __all__ = ["TrainingEngine", "KnownStates", "as_kept", "fill", "is_engine"]
 STATES = "optim.state."
 LINKED = "_hp_optimizer_states_linked"
 SCALE = "cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis"  # of a loss scale that is found by trying
-COUNTERS = ("global_steps", "global_samples", "skipped_steps")
+COUNTERS = (STEPS, "global_samples", "skipped_steps")
 Ints = tuple[int, ...]
 Numbers = dict[str, tuple[Counted, torch.Tensor]]  # as a checkpoint keeps them, and as tensors
 
@@ -553,7 +554,7 @@ def _counted(inner: torch.optim.Optimizer, like: object, value: torch.Tensor) ->
 
 def _go_on(engine: TrainingEngine, train_state: TrainState) -> None:
     """Set the schedule, the loss scale and the counters, if present."""
-    blobs = train_state.blobs
+    blobs: dict[str, object] = {STEPS: steps_of(train_state), **train_state.blobs}
     for name in COUNTERS:
         if isinstance(blobs.get(name), int):
             setattr(engine, name, blobs[name])

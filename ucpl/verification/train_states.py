@@ -21,6 +21,7 @@ from ucpl.files.carrying import unlike_callers
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.scalars import number_of
 from ucpl.formats.leaving import run_values
+from ucpl.formats.run_steps import STEPS, optimizer_steps
 from ucpl.records import define, frozen
 from ucpl.verification.values import ValueTensors, apart, value_text
 
@@ -43,6 +44,7 @@ _OF_THE_FORM = "an elastic checkpoint keeps a step for any optimizer"
 _LEFT_OUT = "frozen parameters were left out when the checkpoint was saved"
 _NOT_SAID = "the choice between Adam and AdamW: releases of torch before 2.7 do not record it in a group"
 _DEFAULT = "the default of an optimizer"
+_OF_OPTIMIZER = "the steps of the optimizer"
 _OTHER_RANKS = "the other has files of another number of ranks"
 
 
@@ -215,7 +217,9 @@ class _Pair:
         side: Side = "A" if key in left else "B"
         values = left if side == "A" else right
         if key in values:
-            self.alone(kind, name, values[key], side, _BEGINS if _is_zero(values[key]) else "")
+            other = self.b if side == "A" else self.a
+            is_first = _is_zero(values[key])
+            self.alone(kind, name, values[key], side, _BEGINS if is_first else _why_silent(name, values[key], other))
 
     def schedules(self) -> None:
         for key in (*LOST, *WHERE_KEPT):
@@ -325,6 +329,11 @@ def _paired(ours: tuple[ParameterGroup, ...], theirs: tuple[ParameterGroup, ...]
 def counted_names(names: list[str]) -> str:
     """One name, or the first and how many more."""
     return names[0] + (f" and {len(names) - 1:,} more" if len(names) > 1 else "")
+
+
+def _why_silent(name: str, value: object, other: TrainState) -> str:
+    """The reason to lack a number that a side has."""
+    return _OF_OPTIMIZER if name == STEPS and value in optimizer_steps(other)[-1:] else ""
 
 
 def _silence_of_hyper(key: str, group: ParameterGroup, own: TrainState, silent: TrainState) -> str:

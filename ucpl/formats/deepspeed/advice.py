@@ -8,6 +8,7 @@ from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.groups import differences
 from ucpl.formats.leaving import tied_advice
 from ucpl.formats.optimizer_hypers import NUMBERED, frozen_in_no_group, members_without_states, numbered_empty
+from ucpl.formats.run_steps import STEPS, optimizer_steps
 from ucpl.formats.torch_optimizer import STATISTICS
 from ucpl.registry import format_named
 
@@ -75,13 +76,27 @@ GUESSED = (
 )
 
 
+STEPS_DIFFER = (
+    "the source counts no steps, and its optimizer has {few} for some parameters and {most} for others:"
+    " global_steps is {most}"
+)
+
+
 def advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
     """Advice on left out or tied parameters, missing states, and unsupported optimizers."""
     tied = tied_advice(source, structure, "engine.load_checkpoint(..., load_module_strict=False)")
     lenient = (LENIENT,) if source.missing_tensors else tied
     stateless = members_without_states(source, structure)
     others = (*_mixed(structure), *_warm(source, structure), *stateless, *_of_optimizer(source, structure))
-    return (*lenient, *_guessed(source, structure), *others)
+    return (*lenient, *_guessed(source, structure), *_steps(source), *others)
+
+
+def _steps(source: Checkpoint) -> tuple[str, ...]:
+    """Advice on parameters with fewer steps than the run."""
+    counted = optimizer_steps(source.state)
+    if len(counted) < 2 or STEPS in source.state.blobs:
+        return ()
+    return (STEPS_DIFFER.format(few=counted[0], most=counted[-1]),)
 
 
 def _guessed(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
@@ -128,6 +143,7 @@ def universal_advice(source: Checkpoint, structure: Structure) -> tuple[str, ...
     stateless = members_without_states(source, structure)
     return (
         *whole,
+        *_steps(source),
         *stateless,
         *_first_alone(source, structure),
         *_adam_alone(source, structure),

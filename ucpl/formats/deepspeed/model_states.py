@@ -51,8 +51,7 @@ def model_states(writer: StepWriter, file: FileBuilder, rank: int) -> dict[objec
         del value["frozen_param_shapes"], value["frozen_param_fragments"]
     for key in ("lr_scheduler", "data_sampler", "random_ltd"):
         value[key] = file.storages.value(writer.blob(key))
-    for key in ("skipped_steps", "global_steps", "global_samples"):
-        value[key] = writer.blob(key, 0)
+    value |= writer.counters()
     value["dp_world_size"] = writer.dp
     value["mp_world_size"] = writer.stages * writer.degree
     value["checkpoint_parallel_dimensions"] = {"pp_degree": writer.stages, "tp_degree": writer.degree}

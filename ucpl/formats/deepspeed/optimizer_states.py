@@ -19,6 +19,7 @@ from ucpl.formats.deepspeed.muon import check_whole_tensors
 from ucpl.formats.deepspeed.order import PlacedRun
 from ucpl.formats.deepspeed.states import in_file
 from ucpl.formats.deepspeed.target import FORMAT_VERSION, FileBuilder, StepWriter, text_of
+from ucpl.formats.run_steps import STEPS, optimizer_steps
 
 
 def _states(writer: StepWriter, file: FileBuilder, key: Key, members: tuple[str, ...]) -> dict[str, object]:
@@ -159,9 +160,8 @@ def _flat(writer: StepWriter, file: FileBuilder) -> dict[str, object]:
             _states(writer, file, (*here, "base_optimizer_state", g), flat.names) for g, flat in enumerate(writer.flats)
         ]
         # Without it DeepSpeed refuses to load; it saves it for optimizers alone that keep `step` in their groups.
-        counts = [hyper["step"] for hyper in writer.hypers if "step" in hyper]
-        counts += writer.source.state.scalars.get("step", {}).values()
-        out["base_optimizer_state_step"] = number_of(counts[0]) if counts else writer.blob("global_steps", 0)
+        counted = optimizer_steps(writer.source.state)
+        out["base_optimizer_state_step"] = max(counted, default=writer.blob(STEPS, 0))
     else:
         held = {
             g: _states(writer, file, (*here, "base_optimizer_state", "state", g), flat.names)

@@ -24,6 +24,7 @@ from ucpl.formats.deepspeed.config import blobs_of, regenerated
 from ucpl.formats.deepspeed.left_out import BLOB as LEFT_OUT
 from ucpl.formats.deepspeed.left_out import LeftOut
 from ucpl.formats.deepspeed.names import is_apart, is_of_expert, layer_number
+from ucpl.formats.run_steps import STEPS, steps_of
 from ucpl.records import mutable
 from ucpl.registry import format_named
 
@@ -235,8 +236,17 @@ class StepWriter:
     @property
     def folder(self) -> str:
         """The step's folder, if neither call nor source names it."""
-        steps = self.blob("global_steps", self.source.state.carried.get("global_steps", 0))
-        return self.source.tag or f"global_step{steps if type(steps) is int and 0 <= steps < 1 << 62 else 0}"
+        return self.source.tag or f"global_step{steps_of(self.source.state) or 0}"
+
+    def counters(self) -> dict[object, object]:
+        """The run's counters.
+
+        DeepSpeed computes samples that no file states from the steps and the job's batch.
+        """
+        steps = steps_of(self.source.state) or 0
+        samples = {} if steps and "global_samples" not in self.source.state.blobs else {"global_samples": 0}
+        begun = {"skipped_steps": 0, STEPS: steps, **samples}
+        return {key: self.blob(key, value) for key, value in begun.items()}
 
     def tensor(self, file: FileBuilder, key: Key, requires_grad: bool = False) -> TensorRef | None:
         """The tensor that a target fills, or None."""

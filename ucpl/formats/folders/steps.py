@@ -23,6 +23,7 @@ _JSON_MAX = 64 << 20
 _ACCELERATE = "scheduler.bin"
 _SCHEDULES = ("scheduler.pt", _ACCELERATE)
 _STATES = ("trainer_state.json",)
+_SCALER = "scaler.pt"
 
 
 @frozen
@@ -49,7 +50,7 @@ def of_another_step(top: Path, files: list[CompanionFile], run: RunFacts) -> Ite
 
 def _stated(top: Path, there: set[str], run: RunFacts) -> Iterator[tuple[str, int | None]]:
     for name in _STATES:
-        if name in there:
+        if name in there and _SCALER not in there:  # the Trainer counts steps that an overflow has skipped, too
             yield name, _whole(_json(top / name).get("global_step"))
     for name in _SCHEDULES:
         if name in there:

@@ -21,9 +21,10 @@ from ucpl.formats.megatron import fsdp_names as names
 from ucpl.formats.megatron.classes import KNOWN_GLOBALS
 from ucpl.formats.megatron.fsdp_reading import RNG
 from ucpl.formats.megatron.legacy_arguments import values_of
-from ucpl.formats.megatron.reading import ITERATION, VERSION
+from ucpl.formats.megatron.reading import VERSION
 from ucpl.formats.megatron.roles import MASTER
 from ucpl.formats.megatron.writing import CoreWriter
+from ucpl.formats.run_steps import ITERATION, iteration_of
 from ucpl.formats.torch_dicts import VALUES
 from ucpl.records import define
 
@@ -155,7 +156,7 @@ class _Writer(CoreWriter):
                 f"the run has a value called `{clash}`, which is Megatron's own in the state dict",
                 Label(METADATA, where=clash),
             )
-        out[ITERATION] = self.iteration
+        out[ITERATION] = iteration_of(self.source.state)
         out[VERSION] = 3.0  # earlier versions have q, k and v in another order
         random = self.source.state.blobs.get(RNG)
         return out if random is None else {**out, _RANDOM: random}

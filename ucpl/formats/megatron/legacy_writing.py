@@ -36,6 +36,7 @@ from ucpl.formats.megatron.legacy_folder import MODEL, OPTIM
 from ucpl.formats.megatron.legacy_optimizer import FROZEN, KEPT
 from ucpl.formats.megatron.legacy_reading import OPTIMIZER, RNG, WITHOUT
 from ucpl.formats.megatron.orders import by_modules
+from ucpl.formats.run_steps import iteration_of, steps_of
 from ucpl.records import define
 
 __all__ = ["skeleton"]
@@ -114,7 +115,7 @@ class _Writer:
 
         Raises: UcplError E547.
         """
-        steps = self.iteration()
+        steps = iteration_of(self.source.state)
         folder = tag or f"iter_{steps:07d}"
         if folder == "release":
             return folder, folder
@@ -127,13 +128,6 @@ class _Writer:
                 remedy=f"iter_{steps:07d}, or release",
             )
         return folder, str(int(number))
-
-    def iteration(self) -> int:
-        train_state = self.source.state
-        for held in (train_state.carried.get("iteration"), train_state.blobs.get("global_steps")):
-            if type(held) is int and 0 <= held < 10**9:
-                return held
-        return 0
 
     # ---- model_optim_rng.pt ------------------------------------------------------------------------------------------
 
@@ -151,7 +145,7 @@ class _Writer:
         out: dict[object, object] = {
             "args": file.storages.value(namespace(self.arguments())),
             "checkpoint_version": carried.pop("checkpoint_version", _VERSION),
-            "iteration": carried.pop("iteration", self.iteration()),
+            "iteration": carried.pop("iteration", steps_of(self.source.state) or 0),
         }
         out |= self.models(file)
         if self.has_optimizer:

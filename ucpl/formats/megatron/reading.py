@@ -57,7 +57,6 @@ __all__ = [
     "CONTENT",
     "GIVEN",
     "INTEGRITY",
-    "ITERATION",
     "KEPT",
     "OBJECTS",
     "OF_ITERATION",
@@ -80,7 +79,7 @@ _OF_BRIDGE = "it is Megatron-Bridge's: a target of megatron_core() has it as it 
 OBJECTS = "sharded_objects"  # value of a run: `_extra_state` of modules, random states
 OPTIMIZER, CONTENT = "optimizer", "content_metadata"
 _SHARDING, _WITH_ENDS = "param_state_sharding_type", "fully_sharded_bucket_space"
-ITERATION, VERSION = "iteration", "checkpoint_version"
+VERSION = "checkpoint_version"
 GIVEN = "given"  # key of names of values that the source lacked
 UNTRAINED = "untrained"  # key of names of weights without a part in buckets
 KEPT = "ucpl"  # key in common.pt of another framework's values

@@ -46,7 +46,6 @@ from ucpl.formats.megatron.reading import (
     CONTENT,
     GIVEN,
     INTEGRITY,
-    ITERATION,
     KEPT,
     OBJECTS,
     OF_ITERATION,
@@ -56,6 +55,7 @@ from ucpl.formats.megatron.reading import (
 )
 from ucpl.formats.megatron.roles import MASTERS, MOMENTUM, SPLIT, STATES, is_of_optimizer
 from ucpl.formats.megatron.stacks import Stacks, blocks_of, stacks_of
+from ucpl.formats.run_steps import ITERATION, iteration_of
 from ucpl.records import define
 
 __all__ = ["CoreWriter", "skeleton"]
@@ -231,16 +231,7 @@ class CoreWriter(DCPWriter):
         own = self.source.tag
         if said or (self.source.format.startswith("megatron") and (own is None or _ITERATION.fullmatch(own))):
             return said or own
-        return f"iter_{self.iteration:07d}"  # another framework's, or a legacy folder of another name
-
-    @property
-    def iteration(self) -> int:
-        train_state = self.source.state
-        steps = [number_of(v) for v in train_state.scalars.get(STEP, {}).values()]
-        for said in (train_state.carried.get(ITERATION), train_state.blobs.get("global_steps"), *steps[:1]):
-            if isinstance(said, int | float) and not isinstance(said, bool) and said >= 0:
-                return int(said)
-        return 0
+        return f"iter_{iteration_of(self.source.state):07d}"  # another framework's, or a legacy folder of another name
 
     # ---- values that are no tensors of the model
     # -----------------------------------------------------------------------
@@ -313,7 +304,7 @@ class CoreWriter(DCPWriter):
             if said_of_run is not None:  # or Megatron-LM would request values that ranks of the same degrees have saved
                 value[ARGUMENTS] = namespace({**said_of_run, _WITHOUT_RANDOM: True})
         value[VERSION] = 3.0  # earlier versions have q, k and v in another order
-        value[ITERATION] = self.iteration
+        value[ITERATION] = iteration_of(self.source.state)
         groups = self.of_optimizers()
         if groups:
             value[OPTIMIZER] = self.without_groups(groups) if self.placed.sizes else groups

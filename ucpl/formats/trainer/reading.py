@@ -37,7 +37,6 @@ from ucpl.files.carrying import lifted, strides
 from ucpl.files.checkpoint import Checkpoint, Order, Own
 from ucpl.files.header_watch import watched
 from ucpl.files.model_texts import TEXT_BYTES_MAX, TEXTS, config_at
-from ucpl.files.scalars import number_of
 from ucpl.files.skipping import skips_optimizer
 from ucpl.files.texts import read_small
 from ucpl.files.torch_files import read_torch_file
@@ -48,6 +47,7 @@ from ucpl.formats.huggingface.precedence import PICKLE
 from ucpl.formats.huggingface.store import HuggingFace
 from ucpl.formats.leaving import empty_tensors
 from ucpl.formats.matching import Unclear
+from ucpl.formats.run_steps import STEPS
 from ucpl.formats.torch_dicts import NamedTensors, dicts_of, is_optimizer, named_tensors
 from ucpl.formats.torch_optimizer import (
     EXTRA,
@@ -178,7 +178,7 @@ class _Opened:
                 settings=self.settings(names),
                 groups=facts.groups,
                 scalars=facts.scalars,
-                blobs=({EXTRA: facts.extra} if facts.extra else {}) | self.steps(facts) | empty,
+                blobs=({EXTRA: facts.extra} if facts.extra else {}) | self.steps() | empty,
                 carried=self.values,
             ),
             files=(*model.files, *files),
@@ -197,12 +197,10 @@ class _Opened:
             "full": Setting(full, FSDP if full else "no " + FSDP),
         }
 
-    def steps(self, facts: OptimizerFacts) -> dict[str, object]:
-        """Steps of the run: those that the Trainer counts, or the optimizer."""
+    def steps(self) -> dict[str, object]:
+        """Steps that the Trainer counts."""
         said = _json_of(self.root / "trainer_state.json").get("global_step")
-        counted = [number_of(value) for value in facts.scalars.get("step", {}).values()]
-        steps = said if type(said) is int else max((int(n) for n in counted if isinstance(n, int | float)), default=0)
-        return {"global_steps": steps} if steps else {}
+        return {STEPS: said} if type(said) is int else {}
 
     # ---- weights ---------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,47 @@
+"""Steps of a run, for targets that count them and sources that do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ucpl.extents import TrainState
+from ucpl.files.scalars import number_of
+
+__all__ = ["ITERATION", "STEPS", "iteration_of", "optimizer_steps", "steps_of"]
+
+STEPS = "global_steps"
+ITERATION = "iteration"  # Megatron's counter
+_MAX = 1 << 62
+
+
+def optimizer_steps(state: TrainState) -> list[int]:
+    """The different numbers of steps that the optimizer has of parameters and groups."""
+    return sorted({n for n in map(_whole, _counted(state)) if n is not None})
+
+
+def steps_of(state: TrainState) -> int | None:
+    """Steps that the run counts, else those of its optimizer; None: neither says any.
+
+    The optimizer has fewer of a parameter that was frozen for some steps: the largest number is the run's.
+    """
+    steps = optimizer_steps(state)
+    said = state.blobs.get(STEPS), state.carried.get(STEPS), *steps[-1:], state.carried.get(ITERATION)
+    return next((n for n in map(_whole, said) if n is not None), None)
+
+
+def iteration_of(state: TrainState) -> int:
+    """The iteration of a run in Megatron's folders, whose names have at most nine digits."""
+    said = _whole(state.carried.get(ITERATION))
+    found = steps_of(state) if said is None else said
+    return found if found is not None and found < 10**9 else 0
+
+
+def _counted(state: TrainState) -> Iterator[object]:
+    yield from state.scalars.get("step", {}).values()
+    yield from (group.hyper["step"] for group in state.groups if "step" in group.hyper)
+
+
+def _whole(value: object) -> int | None:
+    """A number of steps, or None. torch's optimizers keep it as a tensor of float."""
+    n = number_of(value)
+    return int(n) if isinstance(n, int | float) and not isinstance(n, bool) and 0 <= n < _MAX else None
