@@ -15,6 +15,7 @@ import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 import ucpl
+from tests.cli.command import ucpl as command
 from ucpl.errors import UcplError
 
 V, H, F = 6, 4, 8
@@ -222,3 +223,22 @@ def test_files_with_one_value_for_each_element_refuse_such_states(tmp_path: Path
     for number, how in enumerate(ways):
         ucpl.convert(tmp_path / "in", tmp_path / f"out{number}", "plain()", layout=source, **how)
         assert (tmp_path / f"out{number}").exists()
+
+
+@pytest.mark.parametrize(("to", "stops"), [
+    ("zero0(dp=1)", True), ("torch_file()", True), ("dcp(fsdp=2)", True), ("zero1(dp=2)", False),
+])  # fmt: skip
+def test_adafactor_of_flat_buffers_is_said_to_stop_with_complete_parameters(
+    tmp_path: Path, to: str, stops: bool
+) -> None:
+    states = {
+        "weight": torch.ones(4, 3),
+        "fp32": torch.ones(4, 3),
+        "variance": torch.ones(4, 3),
+        "step": torch.tensor(3.0),
+    }
+    groups = [{"lr": 0.1, "beta2_decay": -0.8, "eps": (None, 1e-3), "d": 1.0, "weight_decay": 0.0, "params": ["a"]}]
+    torch.save({"params": {"a": states}, "groups": groups}, tmp_path / "plain.pt")
+    done = command("convert", tmp_path / "plain.pt", tmp_path / "made", "--to", to)
+    assert done.status == 0, done.err
+    assert ("KeyError: 'row_var'" in done.out) is stops

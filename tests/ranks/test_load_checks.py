@@ -46,6 +46,22 @@ def adam(model):
     return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.05)
 
 
+def adafactor(model):
+    return torch.optim.Adafactor([p for p in model.parameters() if p.requires_grad], lr=0.05)
+
+
+class Listing(torch.optim.Optimizer):
+    """An optimizer with a list of tensors for each parameter, as SOAP and Shampoo."""
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.1})
+
+    def step(self, closure=None):
+        for p in (p for group in self.param_groups for p in group["params"]):
+            self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+            self.state[p].setdefault("GG", [torch.ones(n, n) for n in p.shape])
+
+
 def sgd(model, momentum=0.0):
     return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05, momentum=momentum)
 
@@ -61,6 +77,16 @@ def trained(model, optimizer, first):
         optimizer.step()
         losses.append(loss.item())
     return losses
+
+
+def of_torch(top: Path, make) -> tuple[Path, list[float]]:
+    """A torch file of three steps, and the next losses."""
+    model = Lm(1)
+    optimizer = make(model)
+    trained(model, optimizer, 0)
+    path = top / "ckpt.pt"
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+    return path, trained(model, optimizer, 3)
 
 
 def saved(top: Path, make=adam, **how) -> tuple[Path, list[float]]:
@@ -95,6 +121,33 @@ def test_a_tied_model_continues_from_its_checkpoint(tmp_path, to):
     assert model.head.weight is model.emb.weight
     assert all(p.grad is None for p in model.parameters())
     assert trained(model, optimizer, 3) == after
+
+
+@pytest.mark.parametrize("to", [None, "dcp(fsdp=2)"])
+def test_an_optimizer_with_factors_of_a_matrix_continues(tmp_path, to):
+    path, then = of_torch(tmp_path, adafactor)
+    if to is not None:
+        ucpl.convert(path, tmp_path / "made", to=to)
+        path = tmp_path / "made"
+    model = Lm(3)
+    optimizer = adafactor(model)
+    ucpl.load_into(model, optimizer, path)
+    assert trained(model, optimizer, 3) == then
+
+
+@pytest.mark.parametrize(("make", "said"), [
+    (Listing, "GG of emb.weight has tensors in a list"),
+    (torch.optim.LBFGS, "torch makes no states of LBFGS before its first step"),
+    (lambda parameters: torch.optim.SGD(parameters, momentum=0.9), "the checkpoint has GG of emb.weight, which SGD does not"),
+])  # fmt: skip
+def test_states_of_lists_are_refused_with_a_way(tmp_path, make, said):
+    path, _ = of_torch(tmp_path, lambda model: Listing(model.parameters()))
+    model = Lm(3)
+    with pytest.raises(UcplError) as caught:
+        ucpl.load_into(model, make(model.parameters()), path)
+    found = caught.value.diagnostics[0]
+    assert found.code == "E646" and found.message.startswith(said)
+    assert "SGD" in said or "--to torch_file" in found.remedy
 
 
 def test_what_is_frozen_in_both_or_here_is_no_state_to_ask_for(tmp_path):

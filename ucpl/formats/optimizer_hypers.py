@@ -29,6 +29,7 @@ __all__ = [
     "masters_as_states",
     "members_without_states",
     "numbered_empty",
+    "unfactored",
 ]
 
 _SHOWN = 3
@@ -40,6 +41,7 @@ UNLISTED = (
     ", so the target's groups do not list them. A job that gives them to its optimizer gets `Missing key` from torch, or a"
     " group without lr: give it the trained ones alone, and add the others after loading"
 )
+_ADAFACTOR, _VARIANCE = "beta2_decay", "variance"  # of torch.optim.Adafactor
 DECOUPLED = "decoupled_weight_decay"
 _ADAM = frozenset({"exp_avg", "exp_avg_sq"})
 # Options of the computation of a step, and `maximize`: optimizers minimise without it.
@@ -97,7 +99,7 @@ def advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
     if not any(tensor.states for tensor in structure.tensors) or not any(g.hyper for g in source.state.groups):
         return ()
     frozen = frozen_in_no_group(source, structure, UNLISTED)
-    return (*_of_keys(source, structure), *_of_empty(source, structure), *frozen)
+    return (*_of_keys(source, structure), *_of_empty(source, structure), *frozen, *unfactored(source, structure))
 
 
 def frozen_in_no_group(source: Checkpoint, structure: Structure, consequence: str) -> tuple[str, ...]:
@@ -175,6 +177,19 @@ def numbered_empty(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
     return (
         f"{said} its group: the target's optimizer has no number for it. A job whose optimizer has it gets torch's `doesn't"
         " match the size of optimizer's group`: give it the others alone, and add it after loading",
+    )
+
+
+def unfactored(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+    """Advice on Adafactor's states of flat buffers for an optimizer of complete parameters."""
+    of_adafactor = {name for group in source.state.groups if _ADAFACTOR in group.hyper for name in group.every}
+    found = [t.name for t in structure.tensors if len(t.shape) > 1 and _VARIANCE in t.states and t.name in of_adafactor]
+    if not found:
+        return ()
+    return (
+        f"{_first_of(found)}: `{_VARIANCE}` has a value for each element, as flat buffers have it, and torch's Adafactor keeps"
+        " means of a matrix's rows and columns: it stops at its first step (KeyError: 'row_var'). zero1, zero2 and zero3 keep"
+        " flat buffers; with --weights-alone the optimizer begins anew",
     )
 
 

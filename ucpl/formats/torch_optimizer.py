@@ -174,7 +174,7 @@ def _groups(number: int, optimizer: Value, candidates: Mapping[str, Shape]) -> I
             params.append(one.held)
             held = states.find(one.held)
             shapes.append(
-                _factored(held.held, known) or _allowed([*_shapes_in(held.held)], known) if held is not None else None
+                _factored(held.held, known) or _allowed(_shapes_of(held.held), known) if held is not None else None
             )
         said = stated.find(g) if stated is not None else None
         elements = _elements(states, params, candidates)
@@ -195,6 +195,12 @@ def _elements(states: Value, params: Sequence[Step], candidates: Mapping[str, Sh
 
 
 # ---- shapes ----------------------------------------------------------------------------------------------------------
+
+
+def _shapes_of(held: object) -> list[Shape]:
+    """Shapes of one parameter's states: matrices in lists, as SOAP's, count if no others have dims."""
+    beside = [one.shape for one in held.values() if isinstance(one, TensorRef)] if isinstance(held, dict) else []
+    return beside if any(beside) else [*_shapes_in(held)]
 
 
 def _shapes_in(held: object, depth: int = 4) -> Iterator[Shape]:

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Extent, Scalar, TensorRef, key_text
-from ucpl.formats.leaving import empty_tensors
+from ucpl.formats.leaving import OPTIMIZER_VALUES, empty_tensors
 from ucpl.formats.optimizer_hypers import counts_in_tensors
 from ucpl.layout.layout import Policy
 from ucpl.live.tensors import tensor_of
@@ -109,6 +109,7 @@ def index_checkpoint(
             _add(found, model.format(name=alias), counts, _boxes(checkpoint, held[state, owner]))
     _add_empty(found, checkpoint, model)
     _add_values(found, checkpoint, states, groups)
+    _add_others(found, checkpoint, states)
     return found
 
 
@@ -233,6 +234,21 @@ def _add_values(found: CheckpointIndex, checkpoint: Checkpoint, states: str, gro
             if isinstance(hyper, torch.Tensor):
                 box = ChunkStorageMetadata(torch.Size([0] * hyper.dim()), hyper.shape)
                 found.metadata[name] = TensorStorageMetadata(TensorProperties(dtype=hyper.dtype), hyper.shape, [box])
+
+
+def _add_others(found: CheckpointIndex, checkpoint: Checkpoint, states: str) -> None:
+    """Add states that are neither elementwise nor numbers, such as the factors of Adafactor: each is one box."""
+    held, beside = checkpoint.state.blobs.get(OPTIMIZER_VALUES), ValueTensors.of(checkpoint)
+    for path, each in held.items() if isinstance(held, dict) else ():
+        for state, value in each.items():
+            name = states.format(name=path, state=state)
+            extent = beside.extent(value) if isinstance(value, TensorRef) else None
+            shape = extent.shape if extent is not None else ()
+            chunk = chunk_at(extent, shape, 0, packed(shape, 1)) if extent is not None else None
+            if chunk is not None and chunk.extent.dtype in DTYPES:
+                _add(found, name, shape, [((0,) * len(shape), shape, chunk)])
+            else:
+                found.values[name], found.metadata[name] = value, BytesStorageMetadata()
 
 
 def with_tensors(checkpoint: Checkpoint) -> Checkpoint:

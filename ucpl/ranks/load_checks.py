@@ -13,14 +13,16 @@ import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
 
 from ucpl.errors import Label, fail
+from ucpl.files.scalars import is_counted
 from ucpl.layout.name_remedies import nearest
 from ucpl.live.agreement import JobRanks
 from ucpl.live.tensors import Place, flat_bytes, is_nested, overlap, parts_of, place_of, unreadable, unwritable
 from ucpl.records import frozen
 
-__all__ = ["LoadRequest", "check_fit", "check_tied", "is_empty", "tied"]
+__all__ = ["BY_TORCH_FILE", "LoadRequest", "check_fit", "check_tied", "is_empty", "tied"]
 
 MODEL, STATE = "model.", "optim.state."
+BY_TORCH_FILE = "`ucpl convert SRC ckpt.pt --to torch_file`, and the optimizer's load_state_dict takes it"
 _MASTER = ".fp32"  # a job without masters takes the weights
 _SHOWN = 5
 Index = Mapping[str, TensorStorageMetadata | BytesStorageMetadata]
@@ -95,6 +97,8 @@ def _demand_writable(asked: LoadRequest) -> None:
     """
     one_each: dict[Place, tuple[str, torch.Tensor]] = {}
     for name, value in asked.wanted.items():
+        if isinstance(value, list | tuple | dict) and not is_counted(value):
+            _refuse(asked, f"{_called(name)} has tensors in a {type(value).__name__}", BY_TORCH_FILE)
         if not isinstance(value, torch.Tensor) or asked.has_shapes_alone:
             continue
         if why := unwritable(value):

@@ -47,7 +47,7 @@ from ucpl.live.tensors import is_direct, is_inference, memory_of, overflows, pla
 from ucpl.ranks.box_index import GROUPS, MODEL, STATES, CheckpointIndex, index_checkpoint, with_tensors
 from ucpl.ranks.engines import KnownStates, TrainingEngine, as_kept, fill, is_engine
 from ucpl.ranks.exchange import dtype_of
-from ucpl.ranks.load_checks import LoadRequest, check_fit, check_tied, is_empty, tied
+from ucpl.ranks.load_checks import BY_TORCH_FILE, LoadRequest, check_fit, check_tied, is_empty, tied
 from ucpl.ranks.scattered_files import Ends, check_copies, copies_differ, ends_of
 from ucpl.records import define, frozen
 from ucpl.runtime.reading import Reader, packed
@@ -413,7 +413,7 @@ def load_into(
     with ranks.agreeing():
         if optimizer is not None:
             _demand_own(model, cast("torch.optim.Optimizer", optimizer), src)
-            own = _Optimizer.of(model, cast("torch.optim.Optimizer", optimizer), names, empty)
+            own = _Optimizer.of(model, cast("torch.optim.Optimizer", optimizer), names, empty, src)
     states = check_fit(own.asked(src), index, strict, ranks) if own is not None else {}
     for some in (there, states):
         with ranks.together():
@@ -498,9 +498,14 @@ class _Optimizer:
 
     @classmethod
     def of(
-        cls, model: torch.nn.Module, optimizer: torch.optim.Optimizer, names: Mapping[str, str], empty: frozenset[str]
+        cls,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        names: Mapping[str, str],
+        empty: frozenset[str],
+        src: str,
     ) -> _Optimizer:
-        state_dict = get_optimizer_state_dict(model, optimizer)
+        state_dict = _state_dict_of(model, optimizer, src)
         states = cast("dict[str, dict[str, object]]", state_dict["state"])
         flat = {f"optim.state.{names[p]}.{s}": v for p, each in states.items() for s, v in each.items()}
         return cls(model, optimizer, names, empty, cast("dict[str, object]", state_dict), flat)
@@ -520,6 +525,22 @@ class _Optimizer:
                 each[s] = found.get(f"optim.state.{self.names[p]}.{s}", each[s])
         _take_groups(self.groups, self.names, self.empty, reader)
         set_optimizer_state_dict(self.model, self.optimizer, self.state_dict)  # type: ignore[arg-type]
+
+
+def _state_dict_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, src: str) -> Mapping[str, object]:
+    """An optimizer's state dict, whose states torch makes by a step without gradients.
+
+    Raises: UcplError E646 for LBFGS, whose step needs a closure.
+    """
+    is_begun = bool(optimizer.state)
+    try:
+        return get_optimizer_state_dict(model, optimizer)
+    except TypeError:
+        if is_begun:
+            raise
+        optimizer.state.clear()
+        name = type(optimizer).__name__
+        fail("E646", f"torch makes no states of {name} before its first step", Label(src), remedy=BY_TORCH_FILE)
 
 
 def _take_groups(

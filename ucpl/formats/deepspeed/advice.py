@@ -7,7 +7,13 @@ from ucpl.extents.dtypes import can_train
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.groups import differences
 from ucpl.formats.leaving import tied_advice
-from ucpl.formats.optimizer_hypers import NUMBERED, frozen_in_no_group, members_without_states, numbered_empty
+from ucpl.formats.optimizer_hypers import (
+    NUMBERED,
+    frozen_in_no_group,
+    members_without_states,
+    numbered_empty,
+    unfactored,
+)
 from ucpl.formats.run_steps import STEPS, optimizer_steps
 from ucpl.formats.torch_optimizer import STATISTICS
 from ucpl.registry import format_named
@@ -131,7 +137,7 @@ def _of_optimizer(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
     bools = {str(key[-1]) for (_, key), e in source.extents.items() if e.dtype == "bool" and key[-1] in states}
     if not stage and not structure.settings.get("masters"):
         out += frozen_in_no_group(source, structure, NUMBERED_ALONE)
-        out += numbered_empty(source, structure)
+        out += (*numbered_empty(source, structure), *unfactored(source, structure))
     return (*out, *([BOOLS.format(names=", ".join(sorted(bools)))] if bools else []))
 
 

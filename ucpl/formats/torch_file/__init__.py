@@ -60,7 +60,13 @@ class TorchFileFormat(Format):
     def advice(self, source: Checkpoint, structure: Structure) -> tuple[str, ...]:
         from ucpl.files.inert import unsafe_globals
         from ucpl.formats.leaving import tied_advice
-        from ucpl.formats.optimizer_hypers import NUMBERED, frozen_in_no_group, masters_as_states, numbered_empty
+        from ucpl.formats.optimizer_hypers import (
+            NUMBERED,
+            frozen_in_no_group,
+            masters_as_states,
+            numbered_empty,
+            unfactored,
+        )
 
         tied = tied_advice(source, structure, "module.load_state_dict(..., strict=False)")
         if self.has_tensors_alone(structure.settings):
@@ -69,7 +75,7 @@ class TorchFileFormat(Format):
         unnamed = (*frozen_in_no_group(source, structure, NUMBERED), *numbered_empty(source, structure))
         classes = sorted({name for value in source.state.carried.values() for name in unsafe_globals(value)})
         refused = (REFUSED.format(names=", ".join(classes)),) if classes else ()
-        return (*tied, *refused, *unnamed, *masters)
+        return (*tied, *refused, *unnamed, *masters, *unfactored(source, structure))
 
     def known_globals(self) -> frozenset[str]:
         from ucpl.formats.torch_dicts import VALUES

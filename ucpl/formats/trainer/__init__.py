@@ -43,9 +43,10 @@ class _Run(Format):
         return f"{ranks} rank{'s' * (ranks > 1)}"
 
     def advice(self, source: Checkpoint, structure: Structure) -> tuple[str, ...]:
-        from ucpl.formats.optimizer_hypers import NUMBERED, frozen_in_no_group, numbered_empty
+        from ucpl.formats.optimizer_hypers import NUMBERED, frozen_in_no_group, numbered_empty, unfactored
 
-        return (*frozen_in_no_group(source, structure, NUMBERED), *numbered_empty(source, structure))
+        unnamed = (*frozen_in_no_group(source, structure, NUMBERED), *numbered_empty(source, structure))
+        return (*unnamed, *unfactored(source, structure))
 
     def companions_of(self, root: Path) -> tuple[str, ...]:
         from ucpl.formats.trainer.reading import own_files
