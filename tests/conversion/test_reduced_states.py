@@ -228,9 +228,7 @@ def test_files_with_one_value_for_each_element_refuse_such_states(tmp_path: Path
 @pytest.mark.parametrize(("to", "stops"), [
     ("zero0(dp=1)", True), ("torch_file()", True), ("dcp(fsdp=2)", True), ("zero1(dp=2)", False),
 ])  # fmt: skip
-def test_adafactor_of_flat_buffers_is_said_to_stop_with_complete_parameters(
-    tmp_path: Path, to: str, stops: bool
-) -> None:
+def test_the_stop_of_an_adafactor_of_flat_buffers_is_foretold(tmp_path: Path, to: str, stops: bool) -> None:
     states = {
         "weight": torch.ones(4, 3),
         "fp32": torch.ones(4, 3),

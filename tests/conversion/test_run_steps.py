@@ -21,7 +21,7 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
 def trained(path: Path, steps: tuple[int, ...], optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW) -> Path:
-    """A torch file of a script whose groups were trained for these numbers of steps."""
+    """A torch file whose groups were trained for these steps."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(torch.nn.Linear(4, 3 + i) for i in range(len(steps))))
     optim = optimizer([{"params": [*layer.parameters()]} for layer in model], lr=0.01)  # type: ignore[call-arg]

@@ -51,7 +51,7 @@ def adafactor(model):
 
 
 class Listing(torch.optim.Optimizer):
-    """An optimizer with a list of tensors for each parameter, as SOAP and Shampoo."""
+    """An optimizer with lists of tensors, as SOAP and Shampoo."""
 
     def __init__(self, params):
         super().__init__(params, {"lr": 0.1})

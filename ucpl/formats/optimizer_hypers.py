@@ -181,7 +181,7 @@ def numbered_empty(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
 
 
 def unfactored(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
-    """Advice on Adafactor's states of flat buffers for an optimizer of complete parameters."""
+    """Advice on Adafactor's states of flat buffers for complete parameters."""
     of_adafactor = {name for group in source.state.groups if _ADAFACTOR in group.hyper for name in group.every}
     found = [t.name for t in structure.tensors if len(t.shape) > 1 and _VARIANCE in t.states and t.name in of_adafactor]
     if not found:

@@ -1,4 +1,4 @@
-"""Steps of a run, for targets that count them and sources that do not."""
+"""Steps of a run, for targets that count them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _MAX = 1 << 62
 
 
 def optimizer_steps(state: TrainState) -> list[int]:
-    """The different numbers of steps that the optimizer has of parameters and groups."""
+    """The optimizer's different numbers of steps."""
     return sorted({n for n in map(_whole, _counted(state)) if n is not None})
 
 
 def steps_of(state: TrainState) -> int | None:
-    """Steps that the run counts, else those of its optimizer; None: neither says any.
+    """Steps that the run counts, or its optimizer.
 
-    The optimizer has fewer of a parameter that was frozen for some steps: the largest number is the run's.
+    None: neither says any. The optimizer has fewer of a parameter that was frozen for some steps: the largest number is the run's.
     """
     steps = optimizer_steps(state)
     said = state.blobs.get(STEPS), state.carried.get(STEPS), *steps[-1:], state.carried.get(ITERATION)
@@ -30,7 +30,7 @@ def steps_of(state: TrainState) -> int | None:
 
 
 def iteration_of(state: TrainState) -> int:
-    """The iteration of a run in Megatron's folders, whose names have at most nine digits."""
+    """The iteration in Megatron's folders, of at most nine digits."""
     said = _whole(state.carried.get(ITERATION))
     found = steps_of(state) if said is None else said
     return found if found is not None and found < 10**9 else 0
@@ -42,6 +42,6 @@ def _counted(state: TrainState) -> Iterator[object]:
 
 
 def _whole(value: object) -> int | None:
-    """A number of steps, or None. torch's optimizers keep it as a tensor of float."""
+    """A number of steps, or None; torch keeps a float."""
     n = number_of(value)
     return int(n) if isinstance(n, int | float) and not isinstance(n, bool) and 0 <= n < _MAX else None

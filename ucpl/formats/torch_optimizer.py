@@ -198,7 +198,10 @@ def _elements(states: Value, params: Sequence[Step], candidates: Mapping[str, Sh
 
 
 def _shapes_of(held: object) -> list[Shape]:
-    """Shapes of one parameter's states: matrices in lists, as SOAP's, count if no others have dims."""
+    """Shapes of one parameter's states.
+
+    Those in lists, as SOAP's matrices, count if no others have dims.
+    """
     beside = [one.shape for one in held.values() if isinstance(one, TensorRef)] if isinstance(held, dict) else []
     return beside if any(beside) else [*_shapes_in(held)]
 

@@ -237,7 +237,10 @@ def _add_values(found: CheckpointIndex, checkpoint: Checkpoint, states: str, gro
 
 
 def _add_others(found: CheckpointIndex, checkpoint: Checkpoint, states: str) -> None:
-    """Add states that are neither elementwise nor numbers, such as the factors of Adafactor: each is one box."""
+    """Add states that are neither elementwise nor numbers.
+
+    Each is one box, such as the factors of Adafactor.
+    """
     held, beside = checkpoint.state.blobs.get(OPTIMIZER_VALUES), ValueTensors.of(checkpoint)
     for path, each in held.items() if isinstance(held, dict) else ():
         for state, value in each.items():

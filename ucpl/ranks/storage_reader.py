@@ -528,9 +528,9 @@ class _Optimizer:
 
 
 def _state_dict_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, src: str) -> Mapping[str, object]:
-    """An optimizer's state dict, whose states torch makes by a step without gradients.
+    """An optimizer's state dict.
 
-    Raises: UcplError E646 for LBFGS, whose step needs a closure.
+    torch makes its states by a step without gradients. Raises: UcplError E646 for LBFGS, whose step needs a closure.
     """
     is_begun = bool(optimizer.state)
     try:
