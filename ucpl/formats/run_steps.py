@@ -22,7 +22,7 @@ def optimizer_steps(state: TrainState) -> list[int]:
 def steps_of(state: TrainState) -> int | None:
     """Steps that the run counts, or its optimizer.
 
-    None: neither says any. The optimizer has fewer of a parameter that was frozen for some steps: the largest number is the run's.
+    None: neither says any. Of a parameter that was frozen for some steps the optimizer has fewer: the largest counts.
     """
     steps = optimizer_steps(state)
     said = state.blobs.get(STEPS), state.carried.get(STEPS), *steps[-1:], state.carried.get(ITERATION)
