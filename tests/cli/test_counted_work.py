@@ -15,13 +15,16 @@ from pathlib import Path
 import pytest
 
 import ucpl
-from benchmarks.sparse import MAKERS
+from benchmarks.sparse import MAKERS, unlike
 from tests.cli.command import FIXTURES, ROOT
+from tests.counted import calls
 from ucpl.planning import Plan, plan_bytes
 from ucpl.runtime import Report
 
-PER_TENSOR = 4_000  # bytes of memory at most, of one tensor more in a plan without a spec
-PEAK = 12 << 20  # bytes of memory, of a plan of 2,300 tensors
+PER_TENSOR = 2_700  # bytes of memory at most, of one tensor more in a plan without a spec
+PEAK = 8 << 20  # bytes of memory, of a plan of 2,300 tensors
+CALLS = 250  # at most, for one tensor more that folds
+APART = 5_700  # at most, for one tensor more of a size of its own
 NAMED = 750  # bytes at most that one more tensor adds to the file of such a plan: its names and places
 MODULES = 355  # of ucpl, in a process of `convert`
 READS = 600  # calls of a conversion that reads 67 MB and writes 34, in tiles of 1 MiB
@@ -102,6 +105,22 @@ def test_a_plan_without_a_spec_is_by_structure(folders: list[Path], to: str) -> 
     assert peaks[1] - peaks[0] <= PER_TENSOR * more, (peaks, more)
     sizes = [len(plan_bytes(plan)) for plan in plans]
     assert sizes[1] - sizes[0] <= NAMED * more, (sizes, more)
+
+
+def calls_of_plan(folder: Path) -> int:
+    ucpl.plan(str(folder), "dcp(fsdp=8)")  # imports, and texts that are kept
+    return calls(lambda: ucpl.plan(str(folder), "dcp(fsdp=8)"))
+
+
+def test_one_more_tensor_in_a_plan_takes_few_calls(folders: list[Path], tmp_path: Path) -> None:
+    """Of those that fold, and of those that do not."""
+    few, many = map(calls_of_plan, folders)
+    more = len(experts(12)) - len(experts(6))
+    assert many - few <= CALLS * more, (few, many, more)
+    for count in (100, 200):
+        MAKERS["huggingface"](tmp_path / str(count), unlike(count), 8)
+    few, many = (calls_of_plan(tmp_path / str(count)) for count in (100, 200))
+    assert many - few <= APART * 100, (few, many)
 
 
 def test_a_plan_reads_each_header_once(folders: list[Path]) -> None:

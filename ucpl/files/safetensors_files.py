@@ -12,8 +12,10 @@ import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from math import prod
+from operator import itemgetter
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 from attrs import field
 
@@ -135,6 +137,13 @@ def read_safetensors_file(root: str | Path, relative_path: str) -> SafetensorsFi
     return _Header(root, path, relative_path, 8 + header_size, size).read(raw)
 
 
+_INT = {int}  # no bool
+_KEYS = frozenset(("dtype", "shape", "data_offsets"))  # of a tensor's entry
+
+Form: TypeAlias = tuple[str, tuple[int, ...], tuple[int, ...]]  # dtype, shape and strides in the file
+Forms: TypeAlias = dict[tuple[str, tuple[int, ...]], tuple[int, Form]]  # by dtype and shape, with the bytes
+
+
 def _is_tie(name: str, owner: str) -> bool:
     module, _, attribute = name.rpartition(".")
     return bool(module) and attribute == owner.rpartition(".")[2] and "." in owner
@@ -168,24 +177,22 @@ class _Header:
         for name in header:
             if not is_text(name):
                 self.wrong("E431", f"the name {name!a} is no text", name)
-        found = [(*self._entry(name, entry), name) for name, entry in header.items()]
-        found.sort(key=lambda item: item[:2])
+        forms: Forms = {}
+        found = [(*self._entry(name, entry, forms), name) for name, entry in header.items()]
+        found.sort(key=itemgetter(0, 1))
         at = 0
         tensors: dict[str, Extent] = {}
-        for begin, end, dtype, shape, name in found:
+        for begin, end, (dtype, shape, stride), name in found:
             if begin != at:
                 what = "overlaps the one before" if begin < at else f"leaves {begin - at} bytes before it"
                 self.wrong("E433", f"tensor {name!a} {what}", name)
             at = end
-            stride = [1] * len(shape)
-            for axis in range(len(shape) - 1, 0, -1):
-                stride[axis - 1] = stride[axis] * max(shape[axis], 1)
             tensors[name] = Extent(
                 file=self.file,
                 key=(name,),
                 dtype=dtype,
                 shape=shape,
-                stride=tuple(stride),
+                stride=stride,
                 offset=0,
                 storage=name,
                 storage_start=self.data_start + begin,
@@ -206,9 +213,9 @@ class _Header:
     def _constant(self, text: str) -> NoReturn:
         self.wrong("E431", f"the header holds {text}")
 
-    def _entry(self, name: str, entry: object) -> tuple[int, int, str, tuple[int, ...]]:
-        """(begin, end, dtype, shape) of one tensor, in bytes of the data."""
-        if type(entry) is not dict or set(entry) != {"dtype", "shape", "data_offsets"}:
+    def _entry(self, name: str, entry: object, forms: Forms) -> tuple[int, int, Form]:
+        """(begin, end, form) of one tensor, in bytes of the data."""
+        if type(entry) is not dict or entry.keys() != _KEYS:
             self.wrong("E431", f"tensor {name!a} is not described by dtype, shape and data_offsets", name)
         shape, offsets = entry["shape"], entry["data_offsets"]
         if not (_are_sizes(shape) and _are_sizes(offsets) and len(offsets) == 2 and len(shape) <= DIMS_MAX):
@@ -216,20 +223,30 @@ class _Header:
         dtype = BY_SAFETENSORS.get(entry["dtype"]) if type(entry["dtype"]) is str else None
         if dtype is None:
             self.wrong("E434", f"tensor {name!a} has the unknown dtype {str(entry['dtype'])[:40]!a}", name)
-        numel = 1
-        for n in shape:
-            numel *= n
-        nbytes = size_of(dtype.name, numel)
+        form = dtype.name, tuple(shape)
+        if form not in forms:
+            stored = in_file(*form)[1]
+            forms[form] = size_of(dtype.name, prod(shape)), (dtype.name, stored, _strides(stored))
+        nbytes, found = forms[form]
         begin, end = offsets
         if end - begin != nbytes:
             self.wrong("E433", f"tensor {name!a} has {end - begin} bytes, its shape asks for {nbytes}", name)
         if dtype.name in PAIRED and (not shape or shape[-1] % 2):
             self.wrong("E433", f"tensor {name!a} has the shape {shape}, and a byte holds two elements", name)
-        return begin, end, dtype.name, in_file(dtype.name, tuple(shape))[1]
+        return begin, end, found
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    stride = [1] * len(shape)
+    for axis in range(len(shape) - 1, 0, -1):
+        stride[axis - 1] = stride[axis] * max(shape[axis], 1)
+    return tuple(stride)
 
 
 def _are_sizes(value: object) -> bool:
-    return type(value) is list and all(type(n) is int and 0 <= n < 1 << 62 for n in value)
+    return (
+        type(value) is list and {*map(type, value)} <= _INT and (not value or 0 <= min(value) <= max(value) < 1 << 62)
+    )
 
 
 # ---- laying out ----------------------------------------------------------------------------------------------------

@@ -222,9 +222,9 @@ def print_file(file: nodes.File) -> str:
         pieces: list[_Piece] = []
         last = ""
         for inner, row in statements_of(item.items, file.version):
-            new = last not in ("", _chapter(inner))
-            pieces.append(_Piece(row, ("",) if new else ()))
-            last = _chapter(inner)
+            chapter = _chapter(inner)
+            pieces.append(_Piece(row, () if last in ("", chapter) else ("",)))
+            last = chapter
         return _Piece(row_of(item, file.version), above, body=("{", *_page(pieces, "  ")))
 
     befores = (None, *file.statements)
@@ -266,22 +266,24 @@ def _below(lines: Sequence[str], indent: str, follows: bool) -> Iterator[str]:
     yield from (indent + line if line else "" for line in kept)
 
 
-def _page(pieces: Sequence[_Piece], indent: str) -> Iterator[str]:
+def _page(pieces: Sequence[_Piece], indent: str) -> list[str]:
     """Lines of consecutive statements.
 
     Neighbours of one kind, without a blank line, share columns.
     """
+    out: list[str] = []
     begin = 0
     for stop in range(1, len(pieces) + 1):
         if stop < len(pieces):
             new = pieces[stop]
             if new.row.kind == pieces[begin].row.kind and "" not in new.above:
                 continue
-        yield from _run(pieces[begin:stop], indent)
+        out += _run(pieces[begin:stop], indent)
         begin = stop
+    return out
 
 
-def _run(pieces: Sequence[_Piece], indent: str) -> Iterator[str]:
+def _run(pieces: Sequence[_Piece], indent: str) -> list[str]:
     """The lines of one run, in columns."""
     rows = [piece.row for piece in pieces]
     head = _column(rows, lambda row: row.head if row.sign and not _is_long_list(row) else "", _HEAD_MAX)
@@ -289,17 +291,18 @@ def _run(pieces: Sequence[_Piece], indent: str) -> Iterator[str]:
     texts = [_lines(row, head, body, indent) for row in rows]
     widths = [len(lines[-1]) for lines, piece in zip(texts, pieces, strict=True) if piece.beside and not piece.body]
     comment = max((w for w in widths if w <= _WIDTH_MAX // 2 + _WIDTH_MAX // 4), default=0)
+    out: list[str] = []
     for piece, lines in zip(pieces, texts, strict=True):
-        yield from (indent + line if line else "" for line in piece.above)
+        if piece.above:
+            out += [indent + line if line else "" for line in piece.above]
         if piece.body is not None:
-            yield from lines[:-1]
-            yield f"{lines[-1]} {piece.body[0]}"
-            yield from piece.body[1:]
+            out += [*lines[:-1], f"{lines[-1]} {piece.body[0]}", *piece.body[1:]]
             lines = [f"{indent}}}"]
         if piece.beside:
             padded = lines[-1] if piece.body is not None else lines[-1].ljust(comment)
             lines = [*lines[:-1], f"{padded}  {piece.beside}"]
-        yield from lines
+        out += lines
+    return out
 
 
 def _column(rows: Sequence[StatementRow], text: Callable[[StatementRow], str], most: int) -> int:

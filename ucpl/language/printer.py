@@ -348,7 +348,7 @@ def _tensor(tensor: nodes.Tensor, version: int) -> StatementRow:
         tail.append(f"is scale of {of} by {by}" if version == 1 else f"is scale({of}, {by})")
     elif tensor.kind != "parameter":
         tail.append(f"is {tensor.kind}")
-    dims = " ".join(_dimension(dimension) for dimension in tensor.dims) or "()"
+    dims = " ".join([_dimension(dimension) for dimension in tensor.dims]) or "()"
     return StatementRow("tensor", _path(tensor.path, MODEL_WORDS), ":", dims, (*tail, *_when(tensor.when)))
 
 
@@ -389,6 +389,8 @@ def row_of(item: nodes.ModelItem | nodes.LayoutItem | nodes.Statement, version: 
     """Columns of one statement; of a model or layout, its first line."""
     version = item.span.version if version is None else version
     match item:
+        case nodes.Tensor():  # first: there are most of them
+            return _tensor(item, version)
         case nodes.Model() | nodes.Layout():
             return StatementRow("block", opening(item))
         case nodes.Import():
@@ -405,8 +407,6 @@ def row_of(item: nodes.ModelItem | nodes.LayoutItem | nodes.Statement, version: 
             return StatementRow("plan", f"plan {_name(item.name)}", "=", body, tuple(_changes(item)))
         case nodes.DefaultDtype():
             return StatementRow("dtype", f"dtype {_name(item.name)}")
-        case nodes.Tensor():
-            return _tensor(item, version)
         case nodes.Alias():
             owner = _path(item.owner, NONE_WORDS)
             return StatementRow("alias", f"alias {_path(item.path)}", "=", owner, _when(item.when))

@@ -84,7 +84,7 @@ class WrittenEntries:
     classes: dict[str, list[nodes.Entry]]
     lines: list[GlobLine]
     globs: Globs
-    found: dict[str, list[nodes.Entry]] = field(factory=dict)  # of tensors, where there are globs
+    found: dict[str, list[nodes.Entry]] = field(factory=dict)  # of tensors, or of kinds if there are no globs
 
     def wild(
         self, tensors: dict[str, LogicalTensor], aliases: dict[str, str], families: Mapping[str, Family] | None = None
@@ -115,11 +115,10 @@ class WrittenEntries:
 
     def of(self, path: str, tensor: LogicalTensor) -> list[nodes.Entry]:
         """The entries that speak of a tensor, found once."""
-        if not self.lines:
-            return self.said(path, _CLASSES_OF[tensor.kind])
-        if path not in self.found:
-            self.found[path] = self.said(path, _CLASSES_OF[tensor.kind])
-        return self.found[path]
+        key = path if self.lines else tensor.kind
+        if key not in self.found:
+            self.found[key] = self.said(path, _CLASSES_OF[tensor.kind])
+        return self.found[key]
 
     def said(self, name: str, classes: tuple[str, ...]) -> list[nodes.Entry]:
         """The entries that speak of a name."""
@@ -241,7 +240,7 @@ def entries_of(
     families: dict[str, Family] = {}
     if groups is not None:
         families = families_of(tensors, {*written.explicit, *aliases.values()}, groups, written.of)
-        with_sizes(ground.scope, tensors, families.values())
+        with_sizes(ground.scope, tensors, [*families.values()])
     placed = {**tensors, **{path: family.tensor for path, family in families.items()}}
     for item in written.items:
         check_no_flat((*item.indices, *(item.shape or ())), item.span)

@@ -36,19 +36,15 @@ def families_of(
     alone = {*apart}
     group_of = {path: n for n, members in enumerate(groups) for path in members}
     found: dict[tuple[str, object], list[str]] = {}
+    entries: dict[int, tuple[int, ...]] = {}  # of each list of entries: none if one of them stores nothing
     for path, tensor in tensors.items():
         if path in alone or not _is_plain(tensor):
             continue
         said = lines(path, tensor)
-        if said and all(item.shape is not None for item in said):
-            kin: object = (
-                tensor.counts,
-                tensor.dtype,
-                tensor.kind,
-                tensor.state_dtypes,
-                group_of.get(path),
-                *map(id, said),
-            )
+        if id(said) not in entries:
+            entries[id(said)] = tuple(map(id, said)) if all(item.shape is not None for item in said) else ()
+        if stored := entries[id(said)]:
+            kin = tensor.counts, tensor.dtype, tensor.kind, tensor.state_dtypes, group_of.get(path), stored
             found.setdefault((_NUMBER.sub("*", path), kin), []).append(path)
     by_size: dict[object, tuple[list[str], str | None]] = {}  # in the model's order, with the form of them all
     for key, paths in found.items():
@@ -68,12 +64,12 @@ def families_of(
 
 
 def _is_plain(tensor: LogicalTensor) -> bool:
-    is_raw = all("#" in dim for dim in tensor.dims)
-    is_own = (
-        tensor.scaling is None and tensor.scale is None and not tensor.lacks and whole_name(tensor.path) == tensor.path
-    )
-    is_bits = tensor.dtype in AS_U8 or tensor.dtype in PAIRED  # whose elements share bytes
-    return is_raw and is_own and not is_bits and not tensor.is_void and 0 not in tensor.counts
+    is_own = tensor.scaling is None and tensor.scale is None and not tensor.lacks
+    if not is_own or tensor.is_void or 0 in tensor.counts or whole_name(tensor.path) != tensor.path:
+        return False
+    if tensor.dtype in AS_U8 or tensor.dtype in PAIRED:  # whose elements share bytes
+        return False
+    return all("#" in dim for dim in tensor.dims)
 
 
 def _family(path: str, paths: list[str], first: LogicalTensor) -> Family:
@@ -90,10 +86,14 @@ def _family(path: str, paths: list[str], first: LogicalTensor) -> Family:
     return Family(tensor, tuple(paths))
 
 
-def with_sizes(scope: Scope, tensors: Mapping[str, LogicalTensor], families: Iterable[Family]) -> None:
-    """Replace the sizes of members' dims with those of families."""
-    for family in families:
-        for name in family.names:
-            for dim in tensors[name].dims:
-                scope.given.pop(dim, None)
-        scope.given.update(zip(family.tensor.dims, family.tensor.counts, strict=True))
+def with_sizes(scope: Scope, tensors: Mapping[str, LogicalTensor], families: Sequence[Family]) -> None:
+    """Sizes of dims without names, for the scope.
+
+    They are of families, and of tensors in none.
+    """
+    members = {name for family in families for name in family.names}
+    given = scope.given
+    for tensor in (*(t for path, t in tensors.items() if path not in members), *(f.tensor for f in families)):
+        for dim, count in zip(tensor.dims, tensor.counts, strict=True):
+            if dim.startswith(f"{tensor.path}#"):
+                given.setdefault(dim, count)

@@ -52,11 +52,16 @@ class UnknownTensor:
     name: str
 
 
-def tensors_of(items: Sequence[nodes.ModelItem], scope: Scope) -> dict[str, LogicalTensor]:
+def tensors_of(items: Sequence[nodes.ModelItem], scope: Scope, *, families: bool = False) -> dict[str, LogicalTensor]:
+    """All tensors of a model, by name.
+
+    families: the scope learns the sizes of dims without names later, those of families once (`with_sizes`).
+    """
     default = next((i.name for i in reversed(items) if isinstance(i, nodes.DefaultDtype)), None)
     found: dict[str, LogicalTensor] = {}
+    numbers: dict[int, _Numbers | None] = {}  # by identity: a model of files has one record for all dims of a shape
     for item in items:
-        if not isinstance(item, nodes.Tensor) or not scope.holds(item.when):
+        if not isinstance(item, nodes.Tensor) or (item.when is not None and not scope.holds(item.when)):
             continue
         if item.path in found:
             fail(
@@ -65,7 +70,12 @@ def tensors_of(items: Sequence[nodes.ModelItem], scope: Scope) -> dict[str, Logi
                 at(item.span, "again here"),
                 at(found[item.path].span, "first here"),
             )
-        found[item.path] = _tensor(item, default, scope, items)
+        if id(item.dims) not in numbers:
+            numbers[id(item.dims)] = _Numbers.of(item)
+        known = numbers[id(item.dims)]
+        found[item.path] = tensor = known.tensor(item, default) if known else _tensor(item, default, scope, items)
+        if known and not families:
+            scope.given.update(zip(tensor.dims, tensor.counts, strict=True))
         if len(found) > TENSOR_LIMIT:
             fail("E131", f"a model of more than {TENSOR_LIMIT} tensors", at(item.span))
     return with_state_types(items, with_scalings(items, found, scope))
@@ -78,8 +88,6 @@ def _tensor(
 
     `items`: of the complete model, so that all open sizes are reported at once.
     """
-    if all(dim.name is None and dim.range is None for dim in item.dims):
-        return _of_numbers(item, default, scope)
     names: list[str] = []
     indices: list[Indices] = []  # those that the tensor has, of each dim
     for position, dim in enumerate(item.dims):
@@ -110,18 +118,31 @@ def _tensor(
     )
 
 
-def _of_numbers(item: nodes.Tensor, default: str | None, scope: Scope) -> LogicalTensor:
-    """A tensor whose dims are numbers.
+@frozen
+class _Numbers:
+    """Dims that are numbers.
 
-    A model of files has tens of thousands of them.
+    A model of files has tens of thousands of tensors with them.
     """
-    counts = tuple([dim.size or 0 for dim in item.dims])
-    names = tuple([f"{item.path}#{n}" for n in range(len(counts))])
-    scope.given.update(zip(names, counts, strict=True))
-    if prod(counts) > ELEMENTS_LIMIT:
-        fail("E106", f"`{item.path}` has {prod(counts)} elements", at(item.span))
-    indices = tuple(map(range, counts))
-    return LogicalTensor(item.path, names, counts, indices, item.dtype or default, item.kind, span=item.span)
+
+    counts: tuple[int, ...]
+    indices: tuple[Indices, ...]
+    ends: tuple[str, ...]  # of the dims' names
+
+    @classmethod
+    def of(cls, item: nodes.Tensor) -> _Numbers | None:
+        """None if a dim has a name or a range."""
+        if any(dim.name is not None or dim.range is not None for dim in item.dims):
+            return None
+        counts = tuple([dim.size or 0 for dim in item.dims])
+        if prod(counts) > ELEMENTS_LIMIT:
+            fail("E106", f"`{item.path}` has {prod(counts)} elements", at(item.span))
+        return cls(counts, tuple(map(range, counts)), tuple([f"#{n}" for n in range(len(counts))]))
+
+    def tensor(self, item: nodes.Tensor, default: str | None) -> LogicalTensor:
+        path = item.path
+        names = tuple([path + end for end in self.ends])
+        return LogicalTensor(path, names, self.counts, self.indices, item.dtype or default, item.kind, span=item.span)
 
 
 def _dimension(item: nodes.Tensor, position: int, scope: Scope, items: Sequence[nodes.ModelItem]) -> tuple[str, int]:

@@ -89,7 +89,8 @@ def resolved(opened: OpenedLayout, sizes: Mapping[str, Value], *, fold: bool = F
     scope.mesh_axes = tuple(dict.fromkeys(axis for mesh in meshes for axis in mesh.axes))
     check_sizes(model_items, [*model_items, *items], scope)
     indices = index_rules([*model_items, *items], scope)
-    tensors = tensors_of(model_items, scope)
+    folds = fold and _can_fold(opened)
+    tensors = tensors_of(model_items, scope, families=folds)
     aliases = aliases_of(model_items, tensors, scope)
     _check_asserts(opened)
     model_groups = groups_of(model_items, tensors)
@@ -99,7 +100,7 @@ def resolved(opened: OpenedLayout, sizes: Mapping[str, Value], *, fold: bool = F
         check_founded(opened.fresh, items, model_items)
     ground = ground_of(items, scope, indices)
     try:
-        apart = [members for _, members in model_groups] if fold and _can_fold(opened) else None
+        apart = [members for _, members in model_groups] if folds else None
         placing = entries_of(items, ground, tensors, aliases, apart)
         entries, families = placing.entries, placing.families
         groups = groups_of_layout(items, ground, tensors, entries, model_groups)

@@ -218,7 +218,7 @@ def _codes(block: Block, axis: int) -> list[tuple[str, ...]] | I64:
     slots = [s for s in block.slots if s.axis == axis]
     count = block.choices if axis == CHOICE else len(block.rank)
     if any(isinstance(s.values, tuple) for s in slots):
-        return [tuple(s.text(i) for s in slots) for i in range(count)]
+        return [*zip(*(s.texts(range(count)) for s in slots), strict=True)]
     columns = [s.values for s in slots if not isinstance(s.values, tuple)]
     return np.stack(columns, axis=1) if columns else np.zeros((count, 0), dtype=np.int64)
 

@@ -133,10 +133,9 @@ class FamilyOrder:
         """Parts that know the order, where there are families."""
         if not self.layout.families:
             return parts
-        keys = [(*key, part, n) for part, rows in enumerate(self.rows) for n, (key, _) in enumerate(rows)]
+        keys = np.array([key for rows in self.rows for key, _ in rows], dtype=np.int64).reshape(-1, 3)
         counts = np.array([count for rows in self.rows for _, count in rows], dtype=np.int64)
-        table = np.array(keys, dtype=np.int64).reshape(len(keys), 5)
-        order = np.lexsort(table.T[::-1])
+        order = np.lexsort(keys.T[::-1])  # stable: part by part, row by row
         begins = np.empty_like(counts)
         begins[order] = np.cumsum(counts[order]) - counts[order]
         ends = np.cumsum([0, *map(len, self.rows)]).tolist()

@@ -160,7 +160,9 @@ def structure_of(placement: Placement) -> Structure:
                 if t.kind == "parameter"
                 and (s.groups is None or path in of_groups[s.name])
                 and (not s.is_reduced or t.of(s.name) is not t)
-            ),
+            )
+            if layout.states
+            else (),
         )
         for path, t in layout.tensors.items()
         if path not in void

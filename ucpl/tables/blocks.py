@@ -6,9 +6,11 @@ a column of coordinates for some slots, a column of choices for the others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import Literal
+
+import numpy as np
 
 from ucpl.records import frozen
 from ucpl.tables.table import I64, Bools
@@ -35,6 +37,13 @@ class Slot:
         value = int(self.values[i])
         return format(value, self.format) if self.format else str(value)
 
+    def texts(self, numbers: Sequence[int]) -> list[str]:
+        """`text` of each number."""
+        if isinstance(self.values, tuple):
+            return [*map(self.values.__getitem__, numbers)]
+        values = self.values[np.asarray(numbers, dtype=np.int64)].tolist()
+        return [format(value, self.format) for value in values] if self.format else [*map(str, values)]
+
 
 Name = tuple[str | Slot, ...]
 
@@ -50,9 +59,10 @@ def name_texts(name: Name, coordinates: Iterable[int], choices: Iterable[int]) -
 
     It is built a part at a time.
     """
-    pairs = list(zip(coordinates, choices, strict=True))
-    texts = [repeat(p, len(pairs)) if isinstance(p, str) else [p.text(pair[p.axis]) for pair in pairs] for p in name]
-    return ["".join(parts) for parts in zip(*texts, strict=True)] if name else [""] * len(pairs)
+    axes = [*coordinates], [*choices]
+    count = len(axes[COORDINATE])
+    texts = [repeat(p, count) if isinstance(p, str) else p.texts(axes[p.axis]) for p in name]
+    return [*map("".join, zip(*texts, strict=True))] if name else [""] * count
 
 
 def is_whole(text: str) -> bool:
