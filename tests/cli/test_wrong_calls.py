@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
 import shlex
 import shutil
@@ -15,8 +16,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch.distributed.checkpoint import state_dict_saver
 
 from tests.cli.command import ROOT
+from tests.formats.dcp import test_dcp_chosen as chosen
 from ucpl import export
 from ucpl.cli import main
 
@@ -48,6 +51,10 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
         torch.save({"model": {"w": torch.ones(3)}}, folder / "runs" / name)
     (folder / "note.txt").write_text("hello\n")
     (folder / "config.json").write_text('{"a": 1}\n')
+    config = json.loads((folder / "model" / "config.json").read_text(encoding="utf-8"))
+    (folder / "deep.json").write_text(json.dumps({**config, "n_layer": 5}), encoding="utf-8")
+    for name, state in (("gan", chosen.NESTED), ("averages", chosen.AVERAGE)):
+        state_dict_saver.save(state, checkpoint_id=folder / name)
     (folder / "m.ucpl").write_text("ucpl 2\nmodel m {\n    w : 6 dtype f32\n}\n")
     return folder
 

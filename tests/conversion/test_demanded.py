@@ -115,7 +115,7 @@ def test_sizes_of_text_config_are_those_of_the_language_model(tensors, tmp_path)
     [
         ({"hidden_size": 40}, "hidden_size = 40"),
         ({"num_hidden_layers": 3}, "num_hidden_layers = 3"),
-        ({"num_hidden_layers": 1}, "num_hidden_layers = 2 would fit"),
+        ({"num_hidden_layers": 1}, ": 2 would fit"),
         ({"intermediate_size": 20}, "intermediate_size = 20"),
     ],
 )

@@ -28,10 +28,10 @@ from ucpl.formats.opening import open_checkpoint
 
 FIXTURES = Path(os.environ.get("UCPL_CHECKPOINTS", Path(__file__).parents[1] / "fixtures")) / "deepspeed"
 GONE = {
-    "z1_dp4": "zero_pp_rank_0_mp_rank_00_optim_states.pt is missing .and 3 more, to zero_pp_rank_3_mp_rank_00_",
+    "z1_dp4": "zero_pp_rank_0_mp_rank_00_optim_states.pt is missing .and 3 more",
     "z1_dp2_bf16": "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt is missing .and 1 more",
     "z2_dp3_frozen": "zero_pp_rank_0_mp_rank_00_optim_states.pt is missing .and 2 more",
-    "pp2_dp2_z1": "zero_pp_rank_0_mp_rank_00_optim_states.pt is missing .and 3 more, to zero_pp_rank_1_mp_rank_01_",
+    "pp2_dp2_z1": "zero_pp_rank_0_mp_rank_00_optim_states.pt is missing .and 3 more",
 }
 
 

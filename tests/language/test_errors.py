@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ucpl.errors import Diagnostic, Label, UcplError, catalogue
-from ucpl.errors.render import render_diagnostic
+from ucpl.errors.render import render_diagnostic, shorter
 from ucpl.language import parse, parse_call, parse_expr
 from ucpl.language.slips import HINTS
 
@@ -109,6 +109,28 @@ def test_a_place_in_data_has_no_line():
         "error[E001]: sizes differ\n --> a/b.pt: module/wte: 10 elements\n --> c.ucpl:2:3\n  |\n2 |   a = h\n  |   ^\n"
         " --> d\n  = note: first\n    second\n  = help: look"
     )
+
+
+def test_a_shorter_form_keeps_the_message_and_a_way_out():
+    """Less is left at each step: places that the message names, others, notes, clauses of the remedy from its end."""
+    labels = (Label("runs/a.pt", "not there"), Label("runs/b.pt", "dp is 4"))
+    long = Diagnostic("E452", "a.pt is missing", labels, ("a note",), "Copy `x; y`; or leave it out. Or wait, or stop")
+    forms = [render_diagnostic(one).split("\n", 1)[1].split("\n") for one in (long, *shorter(long))]
+    places, note = [" --> runs/a.pt: not there", " --> runs/b.pt: dp is 4"], "  = note: a note"
+    whole = "  = help: Copy `x; y`; or leave it out. Or wait, or stop"
+    cut = [
+        "  = help: Copy `x; y`; or leave it out. Or wait …",
+        "  = help: Copy `x; y`; or leave it out …",
+        "  = help: Copy `x; y` …",
+    ]
+    assert forms == [[*places, note, whole], [*places, note, whole], [note, whole], [whole], *([one] for one in cut)]
+
+
+def test_lines_of_a_users_text_stay_in_each_form():
+    own = Diagnostic(
+        "E204", "3 does not divide", (Label("s.ucpl", "cut here", 2, 1, 1, "w = v@tp"),), ("a note",), "pad it"
+    )
+    assert {render_diagnostic(one) for one in shorter(own)} == {render_diagnostic(own)}
 
 
 def test_colour_adds_nothing_but_colour():

@@ -114,19 +114,26 @@ class Console:
 
     def diagnostics(self, diagnostics: Sequence[Diagnostic]) -> None:
         """Findings as people read them, with the lines that they point at."""
-        from ucpl.errors.render import render_diagnostic
+        from ucpl.errors.render import render_diagnostic, shorter
 
         color = self._colored(sys.stderr)
         width = width_of(sys.stderr)
 
-        def lines_of(d: Diagnostic, *, brief: bool = False) -> list[str]:
-            text = render_diagnostic(with_source(d), color, brief=brief)
+        def lines_of(d: Diagnostic) -> list[str]:
+            text = render_diagnostic(d, color)
             return [piece for line in text.split("\n") for piece in wrapped(line, width)]
 
-        texts = [lines_of(d) for d in diagnostics[:_SHOWN]]
-        if width is not None:  # a terminal
-            few = zip(diagnostics, texts, strict=False)
-            texts = [lines if len(lines) <= _LINES else lines_of(d, brief=True) for d, lines in few]
+        def few_lines_of(d: Diagnostic) -> list[str]:
+            """The longest form that has few lines; the shortest of all if none has."""
+            lines = lines_of(d)
+            for less in shorter(d):
+                if len(lines) <= _LINES:
+                    break
+                lines = lines_of(less)
+            return lines
+
+        short = width is not None and not self.verbose  # at a terminal
+        texts = [(few_lines_of if short else lines_of)(with_source(d)) for d in diagnostics[:_SHOWN]]
         if len(diagnostics) > _SHOWN:
             texts.append([f"... and {len(diagnostics) - _SHOWN} more findings"])
         with contextlib.suppress(OSError):

@@ -349,11 +349,11 @@ def demand_an_optimizer(source: Checkpoint, framework: str, dropped: Collection[
     _check_one_optimizer(source, framework)
     if source.missing_files:
         first, *others = source.missing_files
-        more = f" (and {len(others)} more, to {others[-1]})" if others else ""
+        more = f" (and {len(others)} more)" if others else ""
         fail(
             "E467",
-            f"{first} is missing{more}: the run had an optimizer under ZeRO, and none of its shards is there",
-            Label(str(source.root / first), "not there"),
+            f"{first} is missing{more}: no shard of the run's ZeRO optimizer is there",
+            Label(str(source.root / first), f"not there, to {others[-1]}" if others else "not there"),
             Label(str(source.root / source.files[0]), "states the optimizer's parameters", where="param_shapes"),
         )
     if source.state.scalars or any(t.states for t in source.state.tensors):

@@ -251,7 +251,7 @@ def _said_by(known: _Known, own: nodes.Model, asked: Mapping[str, tuple[str, str
         elif group is not None:
             behind = f"in {group}" if known.origin.is_of_plan("train", text) else f"={group}"
             known.origin.refuse(
-                ("train", text), f"groups are those of {own.name}, which the target is of: leave {behind} out"
+                ("train", text), f"the target has the groups of its model {own.name}", f"leave {behind} out"
             )
         by_text.setdefault(text, []).append(path)
     said = [f"trained by --train {t}: {_listed(p)}, as {own.name} has it" for t, p in by_text.items()]
@@ -375,7 +375,8 @@ def demand_acting(changes: Changes, layout: Layout) -> None:
                 said = f"`{whole_name(path)} : ... is frozen`" if kind == "frozen" else "it without `is frozen`"
                 changes.origin.refuse(
                     (word, path),
-                    f"in {layout.model_name}, which the target is of, it is {_KINDS[tensor.kind]}: write {said}",
+                    f"it is {_KINDS[tensor.kind]} in {layout.model_name}, the target's model",
+                    f"write {said}",
                 )
     of, stage = format_named(layout.framework), layout.settings.get("stage")
     is_trained = any(t.kind == "parameter" for t in layout.tensors.values())
@@ -397,7 +398,8 @@ def demand_left_out(changes: Changes, target: Placement) -> None:
     for path in (path for path in target.layout.tensors if path in held):
         changes.origin.refuse(
             ("drop", path),
-            f"{target.layout.name}, which is of {target.layout.model_name}, stores it: write `{whole_name(path)} = none`",
+            f"{target.layout.name}, which is of {target.layout.model_name}, stores it",
+            f"write `{whole_name(path)} = none`",
         )
 
 

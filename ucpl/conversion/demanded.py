@@ -188,11 +188,11 @@ def _of_class(config: Mapping[str, Json], seen: LoaderView) -> Found:
     if found.mismatched:
         name, ours, theirs = found.mismatched[0]
         more = f" (and {len(found.mismatched) - 1} more)" if len(found.mismatched) > 1 else ""
-        says = f"`{name}` is {list(ours)}, and {found.kind} of config.json has it as {list(theirs)}{more}"
+        says = f"`{name}` is {list(ours)}, and {list(theirs)} in {found.kind} of config.json{more}"
         return Found((Diagnostic("E388", says, (Label(seen.place, where=name),), remedy=catalogue()["E388"].remedy),))
     if not found.common and seen.stored:
         first, theirs_first = next(iter(seen.stored)), next(iter(found.missing), "")
-        says = f"{found.kind} of config.json has no tensor `{first}` and none of the others; its own are `{theirs_first}`, ..."
+        says = f"{found.kind} of config.json has no `{first}` and no other one; its own are `{theirs_first}`, ..."
         return Found((Diagnostic("E399", says, (Label(seen.place, where=first),), remedy=catalogue()["E399"].remedy),))
     notes = []
     if found.missing:

@@ -100,7 +100,7 @@ class _Groups:
             f"{self.origin.words('train', text)}: {path}: {what}",
             self.origin.place("train", text),
             Label("<source>", f"groups {', '.join(shown)}" if shown else "no groups"),
-            remedy=f"write {self.origin.other('train', text, name, first)}, with the group's name, or"
+            remedy=f"write {self.origin.other('train', text, name, first)}, or"
             f" {begun} for a new group with the hyper-parameters of {first}",
         )
 

@@ -12,32 +12,31 @@ Texts and names come from files that anybody may have written: characters that a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import PurePath
 from typing import NamedTuple
 
 from attrs import evolve
 
 from ucpl.errors import Diagnostic, Label
 
-__all__ = ["render_diagnostic"]
+__all__ = ["render_diagnostic", "shorter"]
 
 _SOURCE_MAX = 160  # characters of a source line that are shown
+_CLAUSE = re.compile(r"; |, or |\. (?=[A-Z`-])")  # the end of a clause of a remedy
 _RED, _BLUE, _BOLD, _RESET = "\x1b[1;31m", "\x1b[1;34m", "\x1b[1m", "\x1b[0m"
 
 
-def render_diagnostic(diagnostic: Diagnostic, color: bool = False, *, brief: bool = False) -> str:
-    """The diagnostic as lines of text, without a newline at the end.
-
-    brief: without places that the message names, lines of shipped specs, and carets below a call.
-    """
+def render_diagnostic(diagnostic: Diagnostic, color: bool = False) -> str:
+    """The diagnostic as lines of text, without a newline at the end."""
     red, blue, bold, reset = (_RED, _BLUE, _BOLD, _RESET) if color else ("", "", "", "")
     numbers = [str(label.line) for label in diagnostic.labels if label.line is not None]
     margin = " " * max((len(number) for number in numbers), default=1)
     first = _safe(diagnostic.message)
     lines = [f"{red}error[{diagnostic.code}]{reset}{bold}: {first}{reset}"]
-    labels = _brief(diagnostic, first) if brief else diagnostic.labels
-    for i, label in enumerate(labels):
-        again = i > 0 and label.file == labels[i - 1].file and label.line is not None
+    for i, label in enumerate(diagnostic.labels):
+        again = i > 0 and label.file == diagnostic.labels[i - 1].file and label.line is not None
         arrow = f"{margin} {blue}:::{reset}" if again else f"{margin}{blue}-->{reset}"
         lines.extend(_label(label, arrow, margin, _Colors(red if i == 0 else blue, blue, reset)))
     for note in diagnostic.notes:
@@ -47,8 +46,29 @@ def render_diagnostic(diagnostic: Diagnostic, color: bool = False, *, brief: boo
     return "\n".join(line.rstrip() for line in lines)
 
 
+def shorter(diagnostic: Diagnostic) -> Iterator[Diagnostic]:
+    """Shorter forms; the last has a message and a clause.
+
+    Places that the message names go first, then other places, notes, and clauses of the remedy from its end. Lines of
+    a user's own text stay.
+    """
+    first = _safe(diagnostic.message)
+    yield (less := evolve(diagnostic, labels=_brief(diagnostic, first)))
+    named = any(PurePath(label.file).name in first for label in less.labels)
+    shown = tuple(label for label in less.labels if label.source is not None)
+    yield (less := evolve(less, labels=shown if named or shown else less.labels[:1]))
+    yield (less := evolve(less, labels=shown, notes=less.notes if shown else ()))
+    remedy = less.remedy
+    ends = [m.start() for m in _CLAUSE.finditer(remedy) if remedy.count("`", 0, m.start()) % 2 == 0]
+    for end in reversed(ends):
+        yield evolve(less, remedy=f"{remedy[:end]} …")
+
+
 def _brief(diagnostic: Diagnostic, first: str) -> tuple[Label, ...]:
-    """The places that a short form keeps."""
+    """Places that a short form keeps.
+
+    Not kept: those that the message names, lines of shipped specs, and carets below a call.
+    """
     calls = [label.source for label in diagnostic.labels if label.file == "<call>" and label.source is not None]
     kept = tuple(Label(call) for call in dict.fromkeys(calls))
     for label in diagnostic.labels:

@@ -103,12 +103,10 @@ class SizeRule:
         if not wrong or (not self.every and len(wrong) < len(found)):
             return
         name, size = next(iter(wrong.items()))
-        states = (
-            f"`{name}` is {list(seen.stored[name])}" if self.axis is not None else f"the last layer is that of `{name}`"
-        )
+        states = f"`{name}` is {list(seen.stored[name])}" if self.axis is not None else f"the last layer has `{name}`"
         yield Diagnostic(
             "E388",
-            f"config.json has {key} = {said}, and {states}: {key} = {size} would fit",
+            f"config.json has {key} = {said}, and {states}: {size} would fit",
             (Label(seen.place, where=key),),
             remedy=catalogue()["E388"].remedy,
             about=(key, size),

@@ -27,14 +27,14 @@ def read_rank(root: Path, name: str, pattern: re.Pattern[str]) -> TorchFile:
     file = read_torch_file(root, name)
     written = f"{file.archive}.pt"
     if written != name and pattern.fullmatch(written) and _NUMBER.sub("#", written) == _NUMBER.sub("#", name):
-        reject(file, "it is another rank's")
+        reject(file)
     return file
 
 
-def reject(file: TorchFile, why: str) -> NoReturn:
+def reject(file: TorchFile) -> NoReturn:
     fail(
         "E465",
-        f"{file.file} was written as {file.archive}.pt: {why}",
+        f"{file.file} was written as {file.archive}.pt",
         Label(str(file.path), "is called so"),
         Label(str(file.path), "was saved so", where=f"{file.archive}/data.pkl"),
     )

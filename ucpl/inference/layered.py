@@ -137,11 +137,11 @@ def _ties(named: _Named, count: int | None, said: object, asked: Label) -> tuple
     example = f"tied = [0, {last}]" if len(keys) == 1 else "tied = [[0, 7], [1, 6]]"
     fail(
         "E475",
-        f"which layers the tied modules {', '.join(keys)} are is not in the names of the tensors",
+        f"no tensor has a name with the layers of the tied modules {', '.join(keys)}",
         asked,
         Label("<source>", f"layers {', '.join(map(str, sorted(named.numbers)))} have tensors of their own"),
-        remedy=f"say the numbers that they have in the PipelineModule, functions counted: {example},"
-        f" of {', '.join(keys)}; and how many layers each stage has: stages = [...]",
+        remedy=f"give their numbers in the PipelineModule, functions counted: {example};"
+        f" and how many layers each stage has: stages = [...]",
     )
 
 

@@ -110,8 +110,8 @@ def test_weights_alone_of_one_model(tmp_path: Path) -> None:
     ("state", "call", "said", "way"),
     [
         (FLAT, None, "several models have one: `gen.a.bias` and `disc.a.bias`", 'dcp(prefix = "disc.")'),
-        (FLAT, 'dcp(prefix = "gen.")', "has 2 optimizers with", 'dcp(prefix = "gen.", states = "opt_gen.state.")'),
-        (NESTED, None, "has 2 optimizers with", 'dcp(prefix = "gen.model.", states = "gen.optim.state.")'),
+        (FLAT, 'dcp(prefix = "gen.")', "has 2 optimizers: ", 'dcp(prefix = "gen.", states = "opt_gen.state.")'),
+        (NESTED, None, "has 2 optimizers: ", 'dcp(prefix = "gen.model.", states = "gen.optim.state.")'),
         (AVERAGE, None, "several models have one: `net.a.bias` and `net_ema.a.bias`", 'dcp(prefix = "net.")'),
     ],
 )
@@ -133,4 +133,4 @@ def test_two_optimizers_of_one_model_are_not_one(tmp_path: Path) -> None:
     ]
     save({"model": model, "first": halves[0], "second": halves[1]}, checkpoint_id=tmp_path / "in")
     error = refusal(lambda: ucpl.convert(tmp_path / "in", tmp_path / "out", "zero1(dp=2)"), "E524")
-    assert error.message == "the folder has 2 optimizers with states of parameters: `first.state.`, `second.state.`"
+    assert error.message == "the folder has 2 optimizers: `first.state.`, `second.state.`"

@@ -220,11 +220,11 @@ def _with_states(
 def _several(found: list[_Optimizer]) -> tuple[str, str, str]:
     """The fault of several optimizers, a remedy, and its place."""
     names = ", ".join(f"`{one.prefix}`" for one in found[:_NAMED_MAX])
-    ways = " or ".join(f'--from \'dcp(prefix = "{one.model}", states = "{one.prefix}")\'' for one in found[:_NAMED_MAX])
-    remedy = (
-        f"{ways} reads one as model and optimizer, and carries the others as values; --weights-alone needs no choice"
+    ways = ", or ".join(
+        f'--from \'dcp(prefix = "{one.model}", states = "{one.prefix}")\'' for one in found[:_NAMED_MAX]
     )
-    return f"the folder has {len(found)} optimizers with states of parameters: {names}", remedy, found[0].prefix
+    remedy = f"give {ways}; the others are carried as values; --weights-alone needs no choice"
+    return f"the folder has {len(found)} optimizers: {names}", remedy, found[0].prefix
 
 
 def _without_states(texts: Mapping[str, str], model: str) -> _Optimizer:
@@ -313,8 +313,9 @@ def _prefixes(
         if len(chosen) != 1:
             names = " and ".join(f"`{p}{first}`" for p in (called or near)[:2])
             remedy = (
-                " or ".join(f"--from 'dcp(prefix = \"{p}\")'" for p in near[:_NAMED_MAX] if p)
-                + " names the model that is trained; the others are carried as values"
+                "give "
+                + ", or ".join(f"--from 'dcp(prefix = \"{p}\")'" for p in near[:_NAMED_MAX] if p)
+                + ": the trained model; the others are carried as values"
             )
             return fitting, f"the optimizer has states of `{first}`, and several models have one: {names}", remedy
         return chosen, "", ""

@@ -25,7 +25,7 @@ def read_shard(root: Path, name: str) -> TorchFile:
     written = f"{file.archive}.pt"
     there, here = place_in_run(written), place_in_run(name)
     if there is not None and here is not None and there.kind == here.kind and there.numbers != here.numbers:
-        reject(file, "it is another rank's, layer's or expert's")
+        reject(file)
     return file
 
 
@@ -36,5 +36,5 @@ def read_atom(root: Path, path: Path) -> TorchFile:
     """
     file = read_torch_file(root, path.relative_to(root).as_posix())
     if file.archive != path.stem and path.with_name(f"{file.archive}.pt").is_file():
-        reject(file, "it is another state's")
+        reject(file)
     return file

@@ -326,9 +326,9 @@ def _check_undamaged(found: Numbered) -> None:
 def _reject(found: Numbered, unclear: Unclear) -> NoReturn:
     path = str(found.module.file.path)
     rooms = [group.room for group in found.groups]
-    what = "there is no way to match them to the module's"
+    what = "none of their orders fits"
     if unclear.is_several:
-        what = "there are several ways to match them to the module's"
+        what = "several orders fit"
     labels = [
         Label(
             path, f"groups of {rooms} {'elements' if found.is_flat else 'parameters'}", where="optimizer/param_groups"
@@ -340,7 +340,7 @@ def _reject(found: Numbered, unclear: Unclear) -> NoReturn:
         may = [f"{unit} {at} of group {g}" if g >= 0 else "frozen, and none of them" for g, at in unclear.places]
         shape = list(found.module.shapes[unclear.name])
         labels.append(Label(path, f"of shape {shape}, may be {', or '.join(may)}", where=f"module/{unclear.name}"))
-    fail("E461", f"ZeRO-0 numbers the optimizer's parameters and names none: {what}", *labels)
+    fail("E461", f"ZeRO-0 numbers the optimizer's parameters: {what}", *labels)
 
 
 @frozen(eq=False)

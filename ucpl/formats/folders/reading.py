@@ -90,7 +90,7 @@ def _check_one_engine(kind: Kind, top: Path) -> None:
             "E487",
             f"{top} has the shards of {len(there)} engines: {', '.join(there[:5])}",
             *(Label(str(top / name)) for name in there[:5]),
-            remedy=f"convert each engine by its own folder, {top / there[0]}, and put the results side by side",
+            remedy=f"convert each engine by its own folder, {top / there[0]}; put the results side by side",
         )
 
 

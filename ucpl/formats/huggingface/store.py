@@ -196,7 +196,7 @@ class _Folder:
                 "E380",
                 f"{file} is missing: the spec has tensors in it",
                 Label(str(path / name), "not there"),
-                remedy=f'the folder has {", ".join(there)}: write file weights = safetensors "{there[0]}"'
+                remedy=f'write file weights = safetensors "{there[0]}"; the folder has {", ".join(there)}'
                 if there
                 else "give the folder that has the weights",
             )
