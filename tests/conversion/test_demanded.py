@@ -175,6 +175,25 @@ def test_a_common_class_is_checked_without_transformers(kind, more, code, tensor
     assert ("E388" in said.err) == (code == "E388") and ("random numbers" in said.out) == (code == "note")
 
 
+@pytest.mark.parametrize(
+    ("kind", "part", "code"), [("gpt2", "attn.c_attn", "E399"), ("mixtral", "block_sparse_moe", "")]
+)
+def test_a_config_of_another_model_is_noticed_without_transformers(
+    kind, part, code, tensors, monkeypatch, tmp_path, capsys
+):
+    """A conversion notes the missing parts, and stops if there is none; an export stops at each."""
+    monkeypatch.setattr("ucpl.inference.hf.fitting.saved_of", lambda _: None)
+    source = save(tmp_path / "s", tensors, CONFIG)
+    (tmp_path / "other.json").write_text(json.dumps({"model_type": kind, "vocab_size": CONFIG["vocab_size"]}))
+    said = f"layers of {kind} in config.json have `{part}"
+    with pytest.raises(UcplError) as caught:
+        ucpl.export(source, tmp_path / "model", config=tmp_path / "other.json")
+    assert caught.value.diagnostics[0].code == (code or "E222") and said in caught.value.diagnostics[0].message
+    how = ["--to", "safetensors()", "--config", str(tmp_path / "other.json")]
+    assert (main(["convert", str(source), str(tmp_path / "made"), *how]) == 0) == (not code)
+    assert said in "".join(capsys.readouterr())
+
+
 # ---- files -------------------------------------------------------------------------------------------------------------------
 
 

@@ -19,12 +19,23 @@ import ucpl
 from tests.interop.families import FAMILIES, Case
 from ucpl import api
 from ucpl.inference.hf import import_hf
+from ucpl.inference.hf.classes import saved_of
+from ucpl.inference.hf.families import missing_parts
 
 pytestmark = pytest.mark.interop
 
 CASES = [
     pytest.param(case, id=f"{family} {size}") for family, sizes in FAMILIES.items() for size, case in sizes.items()
 ]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_names_of_a_class_have_its_parts(case: Case) -> None:
+    """The table that is used without transformers."""
+    kind = getattr(transformers, case.kind).config_class.model_type
+    saved = saved_of({**case.config, "model_type": kind, "architectures": [case.kind]})
+    assert saved is not None and missing_parts({"model_type": kind}, saved.shapes) == ((), True)
+    assert missing_parts({"model_type": "gpt2"}, saved.shapes)[0] != () or kind == "gpt2"
 
 
 def made(case: Case, folder: Path) -> None:

@@ -124,7 +124,7 @@ class Console:
             return [piece for line in text.split("\n") for piece in wrapped(line, width)]
 
         def few_lines_of(d: Diagnostic) -> list[str]:
-            """The longest form that has few lines; the shortest of all if none has."""
+            """The longest form with few lines, or the last one."""
             lines = lines_of(d)
             for less in shorter(d):
                 if len(lines) <= _LINES:

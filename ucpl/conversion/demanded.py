@@ -47,11 +47,18 @@ def demand_complete(plan: Plan, source: Checkpoint) -> None:
     Raises: UcplError E222.
     """
     from ucpl.errors import Label, fail
+    from ucpl.inference.hf.families import missing_parts
     from ucpl.inference.hf.fitting import fitting
 
     config, _ = _config_written(plan, source)
-    found = fitting(dict(config), _stored(plan)) if config is not None else None
+    if config is None:
+        return
+    found = fitting(dict(config), _stored(plan))
     if found is None:
+        lacks, _ = missing_parts(dict(config), _stored(plan))
+        if lacks:
+            said = f"layers of {config['model_type']} in config.json have `{lacks[0]}`, and no tensor of the source has"
+            fail("E222", said, Label(str(source.top), where="config.json"))
         return
     for names, effect in (
         (found.missing, "the source has no such tensor, and from_pretrained would begin with random numbers"),
@@ -165,11 +172,15 @@ def _config_written(plan: Plan, source: Checkpoint) -> tuple[dict[str, Json] | N
 
 
 def _is_as_it_was(seen: LoaderView, source: Checkpoint, notes: tuple[str, ...]) -> bool:
-    """True if a folder has the names and shapes of its source.
+    """True if a folder has the config and shapes of its source.
 
     Then the check against its class is not needed.
     """
-    if not format_named(source.format).has_model_files or notes:
+    if not format_named(source.format).has_model_files or notes or not source.top.is_dir():
+        return False
+    from ucpl.files.model_texts import config_at
+
+    if seen.config != config_at(source.top):  # --config has another one
         return False
     return {t.name: t.shape for t in source.state.tensors} == dict(seen.stored)
 
@@ -180,11 +191,16 @@ def _of_class(config: Mapping[str, Json], seen: LoaderView) -> Found:
     The result is empty if transformers cannot make the class.
     """
     from ucpl.errors import Label, catalogue
+    from ucpl.inference.hf.families import missing_parts
     from ucpl.inference.hf.fitting import fitting
 
     found = fitting(dict(config), seen.stored)
     if found is None:
-        return Found()
+        lacks, has_others = missing_parts(dict(config), seen.stored)
+        says = f"layers of {config.get('model_type')} in config.json have `{', '.join(lacks)}`, and no tensor has"
+        if has_others or not seen.stored:
+            return Found((), (says,) if lacks else ())
+        return Found((Diagnostic("E399", says, (Label(seen.place),), remedy=catalogue()["E399"].remedy),))
     if found.mismatched:
         name, ours, theirs = found.mismatched[0]
         more = f" (and {len(found.mismatched) - 1} more)" if len(found.mismatched) > 1 else ""

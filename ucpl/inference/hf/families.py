@@ -6,12 +6,13 @@ compares the table with the classes. A config that leaves a size to its class, o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 
 from ucpl.inference.hf.records import Config
 from ucpl.records import frozen
 
-__all__ = ["HEAD", "KINDS", "LAYERS_MAX", "WORDS", "shapes_of"]
+__all__ = ["HEAD", "KINDS", "LAYERS_MAX", "WORDS", "missing_parts", "shapes_of"]
 
 LAYERS_MAX = 10_000  # of a kind, and experts of a layer
 Shapes = dict[str, tuple[int, ...]]
@@ -40,7 +41,48 @@ _FAMILIES: Mapping[str, LlamaVariant] = {
     "qwen2": LlamaVariant("Qwen2ForCausalLM", True, defaults=frozenset({_WIDTH})),
     "qwen3": LlamaVariant("Qwen3ForCausalLM", None, out_bias=True, has_norms=True),
 }
+# By model_type: patterns that names of the class's layers have, in the files and in memory.
+_Q, _GATE = r"\.self_attn\.q_proj\.", r"\.mlp\.gate_proj\."
+_PARTS: Mapping[str, tuple[str, ...]] = {
+    "bloom": (r"\.self_attention\.query_key_value\.", r"\.mlp\.dense_h_to_4h\."),
+    "deepseek_v3": (r"\.self_attn\.kv_a_proj_with_mqa\.", r"\.self_attn\.kv_b_proj\."),
+    "gemma": (_Q, _GATE),
+    "gemma2": (_Q, _GATE, r"\.pre_feedforward_layernorm\."),
+    "gemma3_text": (_Q, _GATE, r"\.pre_feedforward_layernorm\.", r"\.self_attn\.q_norm\."),
+    "glm4": (_Q, r"\.mlp\.gate_up_proj\.", r"\.post_self_attn_layernorm\."),
+    "gpt2": (r"\.attn\.c_attn\.", r"\.mlp\.c_fc\."),
+    "gpt_neox": (r"\.attention\.query_key_value\.", r"\.mlp\.dense_h_to_4h\."),
+    "gpt_oss": (_Q, r"\.self_attn\.sinks", r"\.mlp\.experts\."),
+    "llama": (_Q, _GATE),
+    "llama4_text": (_Q, r"\.feed_forward\."),
+    "mamba2": (r"\.mixer\.A_log", r"\.mixer\.in_proj\."),
+    "mistral": (_Q, _GATE),
+    "mixtral": (_Q, r"\.block_sparse_moe\.|\.mlp\.experts\.gate_up_proj"),
+    "olmo2": (_Q, _GATE, r"\.post_feedforward_layernorm\.", r"\.self_attn\.q_norm\."),
+    "phi3": (r"\.self_attn\.qkv_proj\.", r"\.mlp\.gate_up_proj\."),
+    "qwen2": (_Q, _GATE),
+    "qwen2_moe": (_Q, r"\.mlp\.experts\.", r"\.mlp\.shared_expert\."),
+    "qwen3": (_Q, _GATE, r"\.self_attn\.q_norm\."),
+    "qwen3_moe": (_Q, r"\.mlp\.experts\.", r"\.self_attn\.q_norm\."),
+    "t5": (r"\.SelfAttention\.q\.", r"\.DenseReluDense\."),
+    "whisper": (r"\.encoder_attn\.q_proj\.", r"\.fc1\."),
+}
 KINDS: Mapping[str, str] = {key: family.kind for key, family in _FAMILIES.items()}
+
+
+def missing_parts(config: Config, names: Iterable[str]) -> tuple[tuple[str, ...], bool]:
+    """Parts of a common class that no name has, and a flag.
+
+    The flag is True if another part is there. Adapters, quantized tensors and classes of their own code have other names.
+    """
+    kind, names = str(config.get("model_type")), tuple(names)
+    if {"auto_map", "quantization_config"} & {*config} or any(".lora_" in name for name in names):
+        return (), True
+    parts = _PARTS.get(kind, ())
+    lacks = tuple(part for part in parts if not any(re.search(part, f".{name}") for name in names))
+    return tuple(part.partition("|")[0].replace("\\", "").strip(".") for part in lacks), not lacks or len(lacks) < len(
+        parts
+    )
 
 
 def shapes_of(config: Config) -> Shapes | None:
