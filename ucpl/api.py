@@ -169,6 +169,7 @@ def compare(
     b_layout: str | None = None,
     weights: bool = False,
     order: str = "",
+    config: Here | None = None,
     **bounds: Unpack[MoveBounds],
 ) -> Likeness:
     """Compare the logical state of two checkpoints.
@@ -176,16 +177,19 @@ def compare(
     True if equal, in any layouts.
 
     weights: compare these alone, those of two dtypes in the narrower one. order: a file with the names of an optimizer's
-    numbers, or "model".
+    numbers, or "model". config: a config.json with the sizes of the layouts.
     """
     from ucpl.verification.compare import likeness
 
     numbered: list[Here] = []  # sides that need an order
+    sizes = given_from({"config": config})
 
     def side_of(path: Here, layout: str | None) -> tuple[Checkpoint, Side]:
         described = called(layout) if layout is not None else None
 
         def read(given: Given) -> tuple[Checkpoint, Side]:
+            if described is not None:
+                given = evolve(given, config=sizes.config, config_file=sizes.config_file)
             opened = open_headers(path, described, given)
             numbered.extend([path] if given.order else [])
             return opened, describe(opened, described, given)

@@ -116,16 +116,20 @@ def test_the_bar_of_a_terminal_has_the_time_that_remains(monkeypatch: pytest.Mon
     ("to", "file"),
     [
         ("safetensors()", "model.safetensors"),
-        ("zero0(dp=1)", "latest"),
+        ("zero0(dp=1)", "mp_rank_00_model_states.pt"),
+        ("dcp(fsdp=1)", ".metadata"),
         ("plain()", ""),
         ('torch_file(file="run.ckpt")', ""),
     ],
 )
-def test_a_name_of_a_torch_file_makes_a_torch_file_or_a_folder(to: str, file: str, tmp_path: Path) -> None:
+def test_a_name_of_a_torch_file_makes_a_torch_file_or_is_refused(to: str, file: str, tmp_path: Path) -> None:
+    for verb in ([], ["--dry-run"]) if file else ():
+        done = command("convert", SOURCE, tmp_path / "out.pt", "--to", to, *verb)
+        assert "E510" in done.err and f"the target is a folder with {file}" in done.err and not list(tmp_path.iterdir())
+    if file:
+        return
     good("convert", SOURCE, tmp_path / "out.pt", "--to", to)
-    assert (tmp_path / "out.pt" / file).is_file()
-    if not file:
-        assert torch.load(tmp_path / "out.pt", weights_only=True)
+    assert torch.load(tmp_path / "out.pt", weights_only=True)
     assert good("verify", tmp_path / "out.pt", "-q").status == 0
 
 

@@ -230,15 +230,15 @@ def test_what_is_planted_in_a_folder_of_weights_is_kept_named_or_refused(
             (folder / "run" / name / "deep").mkdir(parents=True)
             (folder / "run" / name / "deep" / "file").write_bytes(b"1")
     try:
-        made = ucpl.convert(folder / "run", folder / "x.pt", target)
+        made = ucpl.convert(folder / "run", folder / "x", target)
     except ucpl.UcplError as error:
         assert kind == "optimizer" and target != "safetensors()", error
         return
     account = made.plan.account
     assert account is not None
     said = any(name in one for e in account.entries for one in e.names)
-    written = [file for file in (folder / "x.pt").rglob("*") if file.is_file()] or [folder / "x.pt"]
+    written = [file for file in (folder / "x").rglob("*") if file.is_file()] or [folder / "x"]
     is_kept = any(name in file.as_posix() or name.encode() in file.read_bytes() for file in written)
     assert said or is_kept
     if target == "safetensors()" and kind == "tensor":
-        assert name in load_file(folder / "x.pt" / "model.safetensors")
+        assert name in load_file(folder / "x" / "model.safetensors")

@@ -181,7 +181,7 @@ def test_a_common_class_is_checked_without_transformers(kind, more, code, tensor
 def test_a_config_of_another_model_is_noticed_without_transformers(
     kind, part, code, tensors, monkeypatch, tmp_path, capsys
 ):
-    """A conversion notes the missing parts, and stops if there is none; an export stops at each."""
+    """A conversion notes missing parts; an export stops."""
     monkeypatch.setattr("ucpl.inference.hf.fitting.saved_of", lambda _: None)
     source = save(tmp_path / "s", tensors, CONFIG)
     (tmp_path / "other.json").write_text(json.dumps({"model_type": kind, "vocab_size": CONFIG["vocab_size"]}))

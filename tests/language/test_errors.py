@@ -112,7 +112,7 @@ def test_a_place_in_data_has_no_line():
 
 
 def test_a_shorter_form_keeps_the_message_and_a_way_out():
-    """Less is left at each step: places that the message names, others, notes, clauses of the remedy from its end."""
+    """Places go first, then notes, then clauses of the remedy."""
     labels = (Label("runs/a.pt", "not there"), Label("runs/b.pt", "dp is 4"))
     long = Diagnostic("E452", "a.pt is missing", labels, ("a note",), "Copy `x; y`; or leave it out. Or wait, or stop")
     forms = [render_diagnostic(one).split("\n", 1)[1].split("\n") for one in (long, *shorter(long))]

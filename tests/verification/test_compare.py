@@ -19,6 +19,8 @@ from safetensors.torch import save_file
 import ucpl
 from tests.cli.command import FIXTURES, good
 from tests.cli.command import ucpl as command
+from tests.formats.huggingface import folders
+from tests.formats.huggingface.folders import llama_config, llama_shapes, random_of
 from ucpl import api
 from ucpl.errors import UcplError
 from ucpl.extents import Global, ParameterGroup, PickledCall, Scalar, Setting, TorchDType, TrainState
@@ -681,3 +683,20 @@ def test_a_schedule_is_one_value_wherever_a_form_keeps_it(tmp_path: Path) -> Non
     pair = _Pair(ours, other, ValueTensors(tmp_path, {}), ValueTensors(tmp_path, {}), StateComparison())
     pair.schedules()
     assert [d.name for d in pair.found.differences] == ["lr_scheduler.last_epoch"]
+
+
+def test_two_dialects_of_a_model_are_compared_by_the_layouts_of_both(tmp_path: Path) -> None:
+    """Without layouts, the answer names the options."""
+    config = llama_config(num_hidden_layers=2, architectures=["LlamaForCausalLM"], tie_word_embeddings=False)
+    folder = folders.save(tmp_path / "hf", random_of(llama_shapes(config)), config)
+    layouts = ("llama.ucpl:hf()", "llama.ucpl:torch_dist(tp=2)")
+    ucpl.convert(folder, tmp_path / "megatron", layouts[1], layout=layouts[0])
+    found = command("compare", folder, tmp_path / "megatron")
+    assert found.status == 1 and all(f"{way} " in found.out for way in ("--as", "--with", "--config"))
+    both = ("--as", layouts[0], "--with", layouts[1], "--config", folder / "config.json")
+    assert good("compare", folder, tmp_path / "megatron", *both).out.endswith("equal\n")
+    weights = random_of(llama_shapes(config))
+    weights["model.layers.1.mlp.up_proj.weight"][3, 1] += 1
+    other = folders.save(tmp_path / "other", weights, config)
+    found = command("compare", other, tmp_path / "megatron", *both)
+    assert found.status == 1 and "weight of up[l=1, f=3, h=1]" in found.out and "in 1 place;" in found.out

@@ -29,6 +29,7 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--weights", action="store_true", help="compare weights alone, those of two dtypes in the narrower one"
     )
+    parser.add_argument("--config", metavar="CONFIG", help="a config.json with the sizes of --as and --with")
     add_order(parser)
     add_data_plane(parser)
     add_quiet(parser)
@@ -66,6 +67,7 @@ def run(options: Namespace, console: Console) -> int:
         b_layout=options.b_layout,
         weights=options.weights,
         order=options.order or "",
+        config=options.config,
         **data_plane(options),
     )
     for difference in found.differences:
@@ -91,6 +93,11 @@ def run(options: Namespace, console: Console) -> int:
         console.say(
             f"different     in {plural(len(found.differences), 'place')}; of each stored tensor, the first is named"
         )
+        if not found.tensors and options.a_layout is None and options.b_layout is None:
+            console.say(
+                "help          the tensors have other names on each side: name both, as in --as llama.ucpl:hf()"
+                " --with 'llama.ucpl:torch_dist(tp=2)' --config CONFIG"
+            )
         if found.alone:
             console.say(f"              {found.alone} has weights alone: --weights compares these")
     console.answer({"equal": bool(found), **attrs.asdict(found)})

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from attrs import evolve
 
 from ucpl.conversion.keywords import ToApply, bounds_of, options_from
-from ucpl.conversion.places import refuse_existing, with_parents
+from ucpl.conversion.places import refuse_existing, refuse_file_name, with_parents
 from ucpl.conversion.running import rehearsed, run
 from ucpl.conversion.staging import clear_made, with_made
 from ucpl.conversion.target_passes import AfterPasses, apply_target_passes
@@ -167,7 +167,9 @@ class Engine:
         if self._leads:
             refuse_existing(self.target, self.how, source)
         with with_parents(self.target):
-            ready = self._said(self._opened(plan, source))
+            opened = self._opened(plan, source)
+            refuse_file_name(self.target, opened.plan)
+            ready = self._said(opened)
             if self._leads:  # the other ranks wait for its next message
                 self._demand_one_step(ready, None)
                 clear_made(self.target)
@@ -189,6 +191,7 @@ class Engine:
         made = planned(asked, given)
         known = decide_companions(made, bounds_of(self.how), look=look)
         plan = made.plan if known.source is made.checkpoint else with_account(made.plan, known.source)
+        refuse_file_name(self.target, plan)
         ready = self._said(Ready(plan, known.source, made, known))
         self._demand_one_step(ready, made.source.placement)
         return ready

@@ -13,9 +13,10 @@ from ucpl.storage.resolve_url import get_upload_target
 
 if TYPE_CHECKING:
     from ucpl.conversion.keywords import How
+    from ucpl.planning.plan import Plan
     from ucpl.storage.upload_target import UploadTarget
 
-__all__ = ["refuse_existing", "with_parents"]
+__all__ = ["refuse_existing", "refuse_file_name", "with_parents"]
 
 _NAME_MAX = 255 - len(
     "..ucpl-work"
@@ -48,6 +49,33 @@ def refuse_existing(target: Path, how: How, source: object = None) -> None:
         is_known = target.is_file() or target.is_dir()
     if not is_known:
         fail("E500", f"{target} is no file and no folder", Label(str(target)), remedy="choose another place")
+
+
+def refuse_file_name(target: Path, plan: Plan) -> None:
+    """Refuse a folder with the name of a file.
+
+    Raises: UcplError E510.
+    """
+    from ucpl.registry import format_named
+    from ucpl.runtime.execute import SINGLE, is_single
+
+    if target.suffix not in (*SINGLE, ".safetensors"):
+        return
+    files = list(dict.fromkeys(stored.file for stored in plan.targets))
+    of = format_named(plan.target.framework)
+    is_file = is_single(target, files) and not (of.has_engine or of.has_chunks)
+    if not files or is_file or target.is_dir():
+        return
+    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    remedy = f"write {target.with_suffix('')}" + (
+        "; one torch file is --to torch_file" if target.suffix in SINGLE else ""
+    )
+    fail(
+        "E510",
+        f"{target.name} is a file's name, and the target is a folder with {files[0]}{more}",
+        Label(str(target)),
+        remedy=remedy,
+    )
 
 
 def _refuse_in_store(there: UploadTarget, how: How) -> None:

@@ -53,7 +53,7 @@ from ucpl.runtime.reading import Fragments
 from ucpl.runtime.rows import Place, Rows, bind_rows, fit, views_of
 from ucpl.runtime.source_checks import Inspection, allowance, check_blanks, check_members, members_of
 from ucpl.runtime.sources import SourceFiles
-from ucpl.runtime.targets import TargetFile, TargetFiles, TargetPlan, cannot_write, lay_out
+from ucpl.runtime.targets import TargetFiles, TargetPlan, cannot_write, lay_out
 from ucpl.runtime.tiles import DoneTiles, Tiles, cut_tiles
 from ucpl.runtime.up_to_date import Made, is_same, patches_of
 from ucpl.storage.joined import parts_of
@@ -125,12 +125,12 @@ class TargetSizes:
     free: int  # bytes of its disk; of a store, 0
 
 
-def is_single(target: Path, files: Sequence[TargetFile]) -> bool:
+def is_single(target: Path, files: Sequence[str]) -> bool:
     """True if a target is one torch file, not a folder.
 
     A folder with one file for a loader, such as a step's folder or a safetensors file, stays a folder under any name.
     """
-    inner = PurePath(files[0].path) if len(files) == 1 else None
+    inner = PurePath(files[0]) if len(files) == 1 else None
     is_torch = inner is not None and len(inner.parts) == 1 and inner.suffix != ".safetensors"
     return is_torch and target.suffix in SINGLE
 
@@ -306,7 +306,7 @@ class _Run:
         self.look = self.team.look if self.team.size > 1 else None  # called from time to time during long steps
         self.target = target
         self.work = Workplace(target)
-        self.single = is_single(target, self.layout.files)
+        self.single = is_single(target, [file.path for file in self.layout.files])
         own = {LAYOUT: self.plan.layout_text} if self.plan.layout_text else {}
         self.texts = {} if self.single else {**texts, **own}
         self.sources = SourceFiles(bound.source.root, (p.file for p in self.places), bound.source.opened)
