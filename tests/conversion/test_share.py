@@ -5,13 +5,16 @@ Of a checkpoint, of specs, with changes by name; compared with the complete plan
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.cli.command import FIXTURES
 from tests.laws import moves as mv
-from ucpl.conversion import share
+from ucpl.cli.plan import rank_lines
+from ucpl.conversion import share, sides
 from ucpl.conversion.engine import planned
 from ucpl.conversion.planning import Asked, described, statement
 from ucpl.conversion.requests import Given
@@ -35,6 +38,25 @@ def agree(asked: Asked, given: Given) -> None:
 @pytest.mark.parametrize("to", ["zero3(dp=3)", "zero1(dp=2)", "dcp(fsdp=3)"])
 def test_shares_of_a_checkpoint_s_target_are_its_plan(to: str) -> None:
     agree(Asked(SOURCE, to), Given())
+
+
+@pytest.mark.parametrize("to", ["zero3(dp=3)", "zero1(dp=2)", "dcp(fsdp=3)"])
+def test_a_share_of_tensors_planned_as_one_is_that_of_each(to: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked(SOURCE, to)
+    monkeypatch.setattr(sides, "FAMILIES_FROM", 1)
+    agree(asked, Given())
+    made = {}
+    for count in (1, 10**9):
+        monkeypatch.setattr(sides, "FAMILIES_FROM", count)
+        made[count] = share_of(asked, Given(), 1).plan
+    together, alone = made.values()
+    assert together.families and not alone.families
+    assert Counter(mv.fills(together)) == Counter(mv.fills(alone))
+    assert {(t.file, t.key) for t in together.targets} == {(t.file, t.key) for t in alone.targets}
+    lines = rank_lines(together, 1)
+    assert len(lines) < len(rank_lines(alone, 1))
+    assert lines and all(line.startswith("rank 1     ") for line in lines)
+    assert any(re.search(r", and [0-9]+ more$", line) for line in lines)
 
 
 def test_the_source_of_a_share_is_not_enumerated() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from argparse import ArgumentParser, Namespace
+from collections import Counter
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -223,17 +224,27 @@ def demand_rank(rank: int, layout: Layout) -> None:
 
 
 def rank_lines(plan: Plan, rank: int) -> list[str]:
-    """Runs of elements that end in stored tensors of one rank's share."""
+    """Runs of elements that end in stored tensors of one rank's share.
+
+    Of tensors that are planned as one, runs of one size have one line.
+    """
     from ucpl.extents import key_text
 
-    out = []
+    out: dict[object, str] = {}
+    counts: Counter[object] = Counter()
     for m in plan.moves:
         if m.kind == "check":
             continue
         columns = (m.tensor, m.source, m.target, m.shape, m.source_offset, m.target_offset)
         for tensor, source, target, shape, first, at in zip(*(c.tolist() for c in columns), strict=True):
-            s, t = plan.source_shelves[source], plan.target_shelves[target]
+            name = plan.tensors[tensor]
             size = "x".join(map(str, [n for n in shape if n > 1] or [1]))
+            line: object = (name, m.state, size) if name in plan.families else len(out)
+            counts[line] += 1
+            if counts[line] > 1:
+                continue
+            s, t = plan.source_shelves[source], plan.target_shelves[target]
             here, there = f"{s.file} {key_text(s.key)}[{first}..]", f"{t.file} {key_text(t.key)}[{at}..]"
-            out.append(f"rank {rank}     {plan.tensors[tensor]} {m.state}: {size} from {here} to {there}")
-    return out or [f"rank {rank}     holds nothing that moves"]
+            out[line] = f"rank {rank}     {name} {m.state}: {size} from {here} to {there}"
+    lines = [f"{text}, and {counts[line] - 1} more" if counts[line] > 1 else text for line, text in out.items()]
+    return lines or [f"rank {rank}     holds nothing that moves"]

@@ -17,7 +17,6 @@ from ucpl.conversion.places import refuse_existing, refuse_file_name, with_paren
 from ucpl.conversion.running import rehearsed, run
 from ucpl.conversion.staging import clear_made, with_made
 from ucpl.conversion.target_passes import AfterPasses, apply_target_passes
-from ucpl.errors import UcplError
 from ucpl.records import frozen
 
 if TYPE_CHECKING:
@@ -76,22 +75,10 @@ def _ignore(event: Event) -> None:
 
 
 def planned(asked: Asked, given: Given) -> Prepared:
-    """Open the source, describe both sides, plan and prove.
+    """Open the source, describe both sides, plan and prove."""
+    from ucpl.conversion.planning import folded
 
-    Many tensors that are stored alike are planned as one, unless an option names one of them. An error names a single tensor:
-    it is raised by a second plan without families.
-    """
-    from ucpl.conversion.requests import Folding
-
-    if given.drop or given.freeze or given.train or given.fill or given.bare or asked.called is not None:
-        return _planned(asked, given)
-    folding = Folding()
-    try:
-        return _planned(asked, evolve(given, folding=folding))
-    except UcplError:
-        if not folding.is_done:
-            raise
-    return _planned(asked, given)
+    return folded(lambda how: _planned(asked, how), asked, given)
 
 
 def _planned(asked: Asked, given: Given) -> Prepared:

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from attrs import evolve
 
@@ -19,13 +19,13 @@ from ucpl.conversion.dropping import schedule_notes
 from ucpl.conversion.logical import placements
 from ucpl.conversion.named_sides import named_sides
 from ucpl.conversion.opening import open_checkpoint
-from ucpl.conversion.requests import Called, Given, called, is_checkpoint, library_of, with_arguments
+from ucpl.conversion.requests import Called, Folding, Given, called, is_checkpoint, library_of, with_arguments
 from ucpl.conversion.side import Side
 from ucpl.conversion.sides import sides
 from ucpl.conversion.ties import framework_of
 from ucpl.conversion.training import placements_in_dtype
 from ucpl.conversion.weights import with_weights
-from ucpl.errors import Label, fail
+from ucpl.errors import Label, UcplError, fail
 from ucpl.files.masters import FP32
 from ucpl.files.skipping import ALL, SKIP
 from ucpl.records import frozen
@@ -46,11 +46,15 @@ __all__ = [
     "closed_call",
     "described",
     "dtype_of",
+    "folded",
     "is_unread",
     "make_plan",
     "plan_of",
     "statement",
 ]
+
+
+T = TypeVar("T")
 
 
 @frozen(eq=False)
@@ -130,6 +134,23 @@ def _names_of_the_spec(source: Side, target: Side) -> list[str]:
         f"the target's tensors have the names of the model `{source.layout.model_name}` (`{other}`), not those in the source's"
         f" files. To keep the names in the files, omit --from, or write --from 'of {named}' and --to '{call}(...) of {named}'"
     ]
+
+
+def folded(plan: Callable[[Given], T], asked: Asked, given: Given) -> T:
+    """A plan in which many tensors that are stored alike are one.
+
+    It has single ones if an option names one of them. An error names a single tensor: it is raised by a second plan
+    without families.
+    """
+    if given.drop or given.freeze or given.train or given.fill or given.bare or asked.called is not None:
+        return plan(given)
+    folding = Folding()
+    try:
+        return plan(evolve(given, folding=folding))
+    except UcplError:
+        if not folding.is_done:
+            raise
+    return plan(given)
 
 
 def described(asked: Asked, given: Given) -> tuple[Side, Side, Names | None]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from ucpl.conversion.logical import placements
-from ucpl.conversion.planning import described, dtype_of, spec_digest
+from ucpl.conversion.planning import described, dtype_of, folded, spec_digest
 from ucpl.conversion.requests import Given, is_checkpoint
 from ucpl.conversion.training import placements_in_dtype
 from ucpl.errors import Label, fail
@@ -78,7 +78,7 @@ def shares_of(asked: Asked, given: Given, *, checked: bool = False) -> Shares:
 
 def share_of(asked: Asked, given: Given, rank: int) -> Share:
     """Plan one target rank's share, see `Shares.of`."""
-    return shares_of(asked, given).of(rank)
+    return folded(lambda how: shares_of(asked, how).of(rank), asked, given)
 
 
 def demand_rank(rank: int, layout: Layout) -> None:
