@@ -69,6 +69,21 @@ def test_check_says_of_a_layout_that_no_degree_tried_suits_it(spec: Path) -> Non
     assert done.status == 1 and done.json["diagnostics"], "a plan's own numbers are no try"
 
 
+FOREIGN, INSIDE = '  framework hugging()\n  w = a  as "w"\n', '  w = a  as "w"\n  v = a  as "w/v"\n'
+
+
+@pytest.mark.parametrize(
+    ("verb", "code", "lines"),
+    [("check", "E436", FOREIGN), ("roundtrip", "E436", FOREIGN), ("check", "E392", INSIDE)],
+)
+def test_a_finding_at_a_line_of_the_text_is_the_answer_no(verb: str, code: str, lines: str, tmp_path: Path) -> None:
+    text = "ucpl 2\nmodel m {\n  dim a = 3\n  w, v : a\n}\nlayout x(tp = 2) of m {\n  mesh tp\n"
+    (tmp_path / "own.ucpl").write_text(f'{text}  file weights = torch "{{tp}}"\n{lines}}}\n')
+    done = ucpl(verb, str(tmp_path / "own.ucpl"))
+    assert (done.status, done.err.partition("[")[2][:4]) == (1, code)
+    assert ucpl(verb, f"{tmp_path / 'own.ucpl'}:x(tp = two)").status == 2, "the call's own fault"
+
+
 def test_check_of_a_plan_knows_the_numbers_of_its_file_and_of_the_caller(spec: Path) -> None:
     (spec / "own.ucpl").write_text(
         SPEC.replace("let wide = 4", "let wide = 4, ranks = 2").replace("tp = 2)", "tp = ranks)")

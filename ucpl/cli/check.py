@@ -67,8 +67,11 @@ def run(options: Namespace, console: Console) -> int:
             ],
         }
     )
-    # A file that cannot be read at all is no finding about its text.
-    return UcplError(*findings).exit_status if findings else Exit.DONE
+    if not findings:
+        return Exit.DONE
+    from ucpl.cli.run import status_of  # it imports the verbs
+
+    return status_of(UcplError(*findings), is_about_texts=True)
 
 
 def counted(counts: Mapping[str, int]) -> str:

@@ -34,6 +34,7 @@ __all__ = ["parser_of", "run"]
 GARBAGE = 300_000  # new objects that may be garbage before it is looked for: more than a start makes
 _ASKED = ("E114", "E124")  # an argument is missing, wherever the finding points
 _OF_CHECKPOINTS = "E300"  # the first code of a layout that does not fit a checkpoint
+_ABOUT_TEXTS = ("check", "roundtrip", "fmt")
 _OPTIONS = ("version", "help")  # which are no verbs
 _OTHERS = {  # names of other tools
     "zero_to_fp32": "export SRC DST", "zero_to_fp32.py": "export SRC DST", "merge-weights": "convert SRC DST --to safetensors",
@@ -198,7 +199,7 @@ def _ended(before: list[str], rest: list[str], console: Console) -> int:
         if console.debug:
             raise
         console.diagnostics(error.diagnostics)
-        status = status_of(error)
+        status = status_of(error, is_about_texts=next(iter(rest), "") in _ABOUT_TEXTS)
         console.failed(status, error.diagnostics)
         return status
     except KeyboardInterrupt:
@@ -361,17 +362,19 @@ def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
-def status_of(error: UcplError) -> int:
+def status_of(error: UcplError, *, is_about_texts: bool = False) -> int:
     """The exit status of an error.
 
     A finding of the catalogue is wrong usage if the command line itself causes it: shipped texts are right, so a call's
-    number is wrong there.
+    number is wrong there. is_about_texts: of a verb that answers about a text. A finding at a line of it is the answer no.
     """
     status = error.exit_status
     first = error.diagnostics[0]
+    file = first.labels[0].file if first.labels else ""
+    if is_about_texts and file.endswith(".ucpl") and first.labels[0].line is not None:
+        status = Exit.ANSWER_IS_NO
     if status != Exit.ANSWER_IS_NO:
         return status
-    file = first.labels[0].file if first.labels else ""
     if first.code in _ASKED or file in _OF_THE_CALLER or (first.code < _OF_CHECKPOINTS and _is_shipped(file)):
         return Exit.WRONG_USAGE
     return status
