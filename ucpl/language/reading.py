@@ -82,7 +82,7 @@ def _with_the_line(found: Diagnostic, source: Source, start: str, parser: Tables
         why = f"take the comma at the end of line {line} out: a statement ends with its line"
         return evolve(found, labels=(label, *found.labels), remedy=why)
     instead = instead_of(at, parser)
-    if instead is not None:
+    if instead is not None and (found.code != "E016" or found.about is None):
         return evolve(found, remedy=instead.remedy)
     if found.code == "E001" and found.about == GENERAL:
         return evolve(found, remedy=form_of(at.place, (at.before + at.line).strip(), parser.version))

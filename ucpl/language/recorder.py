@@ -101,7 +101,15 @@ class SpanRecorder:
         remedy = f"did you mean `{near[0]}`?" if near else ""
         if "buffer" in words and not near:
             remedy = "a tensor is a parameter without a word: take the word out, or write `is frozen` or `is buffer`"
-        fail("E016", f"`{token}` is not {what}", self.label(token, f"one of {known} is expected here"), remedy=remedy)
+        if "live" in words and not near:
+            remedy = "zeros need no word, as in pad(v, tp); others are pad(v, tp, live) and pad(v, tp, undefined)"
+        fail(
+            "E016",
+            f"`{token}` is not {what}",
+            self.label(token, f"one of {known} is expected here"),
+            remedy=remedy,
+            about=what if "live" in words else None,
+        )
 
     def _element_type(self, part: Fragment) -> str:
         """The name of an element type. Raises E023 for any other."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 
 from ucpl.language.source import SKELETON, open_brackets
-from ucpl.language.words import CLAUSE_WORDS, LAYOUT_WORDS, MODEL_WORDS
+from ucpl.language.words import CLAUSE_WORDS, LAYOUT_WORDS, MODEL_WORDS, USUAL_AXES
 from ucpl.records import frozen
 
 __all__ = ["RefusedLine", "comma_above", "standing", "standing_call"]
 
 _LINE_MAX = 400  # characters of a line that is looked at: no person wrote a longer one
 _LINES_MAX = 20  # of a statement, above and below
-_AXES_USUAL = ("tp", "pp", "dp", "ep", "cp", "edp", "sp", "fsdp")
 _CLAUSES = CLAUSE_WORDS | {"of", "is", "key", "order", "drop", "freeze", "train", "extends"}
 _CLAUSE = re.compile(rf"[ \t]*(?:{'|'.join(sorted(_CLAUSES))})\b(?![ \t]*[=.:\[])")
 _STATEMENT = re.compile(
@@ -71,7 +70,7 @@ def standing_call(text: str, place: int) -> RefusedLine | None:
     """
     if len(text) > _LINE_MAX or "\n" in text:
         return None
-    return RefusedLine("c", "", text, min(place, len(text)), "", _AXES_USUAL)
+    return RefusedLine("c", "", text, min(place, len(text)), "", USUAL_AXES)
 
 
 def comma_above(text: str, place: int) -> int | None:
@@ -133,7 +132,7 @@ def _axes(text: str) -> tuple[str, ...]:
     """The mesh axes that a text has, and the usual ones."""
     said = re.findall(r"^[ \t]*mesh[ \t]+(?:\w+:)?([\w \t]+)", text, re.MULTILINE)
     names = [name for line in said[:8] for name in line.split()[:16] if name.isascii()]
-    return tuple(dict.fromkeys((*names, *_AXES_USUAL)))
+    return tuple(dict.fromkeys((*names, *USUAL_AXES)))
 
 
 def _tensors(text: str) -> tuple[str, ...]:

@@ -39,6 +39,7 @@ HINTS: dict[str, list[str]] = {
     "an axis is a name: write `dim x = 4` in the model, then `x` here; a bare size there, `w : h 4`, is `_` here": _layout(
         "a = h 4", "a = (4 h)", "a = 4 h", "a = h@t 4"
     ),
+    'a text of keys has double quotes, as in: let layer = "layers.{l}."': _layout("let a = b.{c}."),
     "texts stand in double quotes": _layout("file f = torch"),
     'a file has a form and a name, as in: file weights = torch "model.pt"': _layout('file "b"'),
     "a layout names its parameters in parentheses, none as `()`: layout x(tp, pp = 1) of y { … }": ["layout x {\n}"],
@@ -52,7 +53,7 @@ HINTS: dict[str, list[str]] = {
         _layout("state * =", "a =")
     ),
     "a cut names a mesh axis, as in @tp or @chunk(dp, 2), whose degree is a parameter; sizes: @pp[7, 8, 9]": _layout(
-        "a = h@4", "a = h@chunk", "a = h@chunk as", "a = h@chunk(4)", "a = h@spread", "a = h@spread(4)"
+        "a = h@4", "a = h@chunk", "a = h@chunk b", "a = h@chunk as", "a = h@chunk(4)", "a = h@spread", "a = h@spread(4)"
     ),
     "parts end to end are in parentheses, as in `qkv = (q: g d + k: g d) h`": _layout("a = b: h", "a = h b: h"),
     "a label is the name of a tensor, without indices, as in `qkv[l] = (q: g d + k: g d) h`": _layout("a = (b[l]: h)"),
@@ -205,6 +206,8 @@ def _misspelt(text: str, start: int, token: Token) -> str:
         return ""
     if word in ("model", "layout", "plan") and any(text[i] == "{" for i in open_brackets(text, start)):
         return f"close the body with `}}` in a line above: a {word} is not inside of another statement"
+    if word == "alias" and token.type == "NAME":
+        return "second names are lines of the model, as in: alias head = embed"
     if str(token) in ("=", ":", "[", ".") and word in LAYOUT_WORDS | MODEL_WORDS:
         return f'`{word}` starts a statement of its own here; as a name it needs quotes: "{word}"'
     if token.type not in ("NAME", "STRING", "INT", "STAR") or word in _STATEMENTS:

@@ -33,6 +33,7 @@ from ucpl.records import frozen
 __all__ = ["Instead", "SuggestionRow", "instead_of", "rows"]
 
 _ROUNDS_MAX = 6  # proposals in one line
+_POWER_DIGITS = 4  # of a base and its exponent: 2 ** 20 is computed, 10 ** 1000 is not
 _FRAMES = {"l": "ucpl 1\nlayout x() of y {\n", "m": "ucpl 1\nmodel y {\n", "t": "ucpl 1\n", "h": "", "c": ""}
 _OWN = CLAUSE_WORDS | ELEMENT_TYPES | LAYOUT_WORDS | MODEL_WORDS | {"from", "like", "buffer", "frozen", "x", "name"}
 
@@ -555,6 +556,28 @@ def _advice(line: str, always: bool) -> str:
 # ---- replacements that a template of groups cannot express -----------------------------------------------------------
 
 
+def _operator(found: Match[str]) -> str | None:
+    """`h // n`, `h ** 2` and `x ?? 1` in the words of numbers."""
+    left, sign, right = found["left"], found["sign"], found["right"]
+    if sign in ("**", "^") and left.isdecimal() and right.isdecimal() and len(left) + len(right) <= _POWER_DIGITS:
+        return str(int(left) ** int(right))
+    if sign in ("**", "^"):
+        return " * ".join([left] * int(right)) if right in ("2", "3", "4") else None
+    return f"{'floor' if sign == '//' else 'default'}({left}, {right})"
+
+
+def _file(found: Match[str]) -> str:
+    """A file without its form, or with the form in the place of its name."""
+    name, text = found.groups()
+    return f"file weights = {name} {text}" if name in ("torch", "safetensors", "dcp") else f"file {name} = torch {text}"
+
+
+def _layout(found: Match[str]) -> str:
+    """The head of a layout without a model, or with its parameters behind the model."""
+    head, parameters, model, after = found.groups()
+    return f"{head}{parameters or after} {model or 'of any'} {{"
+
+
 def _number(found: Match[str]) -> str | None:
     """`500_000`, `4,096`, `0x10`, `4.0` and `5e8` in digits."""
     text = found[0].replace("_", "").replace(",", "")
@@ -613,9 +636,12 @@ _CALLS: dict[str, Callable[[Match[str]], str | None]] = {
     "cut": _cut,
     "cuts": _cuts,
     "dtype": _dtype,
+    "file": _file,
     "key": _key,
     "nothing": _nothing,
+    "layout": _layout,
     "number": _number,
+    "operator": _operator,
     "parts": _parts,
     "template": _template,
 }

@@ -22,7 +22,10 @@ __all__ = [
     "NONE_WORDS",
     "PATTERN_WORDS",
     "SPLIT_WORDS",
+    "USUAL_AXES",
 ]
+
+USUAL_AXES = ("tp", "pp", "dp", "ep", "cp", "edp", "sp", "fsdp")  # names of mesh axes that authors use
 
 _KEEP = "in a file of version 1, whose layout extends this one"
 INSTEAD = {  # of each word that version 2 does without

@@ -107,7 +107,8 @@ class NotWhole:
         if number is not None and isinstance(self.value, str):
             return f"give a whole number: {number}, without quotes"
         if isinstance(self.value, str):
-            return f'give a whole number: a text is compared, as in `kind == "{self.value}"`, or is a part of a key'
+            compared = f'a text is compared, as in `kind == "{self.value}"`, or is a part of a key'
+            return f"give a whole number: {compared}; an index in brackets is a dim"
         return catalogue()["E104"].remedy
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+from ucpl.language.words import USUAL_AXES
+
 __all__ = [
     "alike_names",
     "for_axis",
@@ -127,6 +129,8 @@ def for_place(name: str, axes: Sequence[str], *, is_number: bool) -> str:
     """
     if axes and name in _OF_RANKS:
         return f"a rank has a coordinate on each axis: the first one is `{' '.join(f'at {axis}[0]' for axis in axes)}`"
+    if axes and is_number and name in USUAL_AXES:
+        return f"`{name}` is a number, and no axis of the mesh: add it to the line, mesh {name} {' '.join(axes)}"
     if axes and is_number and nearest(name, axes) is None:
         return (
             f"`{name}` is a number. Some indices of a dim come in brackets on the left, `w[{name}[0]] = ...`; a line for"

@@ -290,6 +290,14 @@ def index_rules(items: Iterable[nodes.Record], scope: Scope) -> dict[str, ax.Axi
         digits = _digits(item.axis)
         if not digits:
             axis_closed(item.axis, scope, item.span)  # reports an error in it, unless it is a sum
+        twice = next((d for d in digits if digits.count(d) > 1), None)
+        if twice is not None:
+            fail(
+                "E133",
+                f"the index `{name}` has the digit `{twice}` twice",
+                at(item.span),
+                remedy=f"each digit has a name of its own, as in `index {name} = (lap stage slot)`",
+            )
         if digits != [name]:
             _infer_digit(item, digits, scope)
     closed = {name: axis_closed(item.axis, scope, item.span) for name, item in rules.items()}

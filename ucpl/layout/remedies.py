@@ -101,6 +101,9 @@ def for_dim(
         return _every_second(item, name, of)
     if name == "config" or name.startswith("config."):
         return _of_config(item, name, [one for t in of for one in t.dims if "#" not in one])
+    if name in ("x", "by", "times") and item.shape is not None:
+        bare = rewritten(item, lambda node: _without_word(node, name))
+        return _with_line("dims stand side by side, with a space between them", bare)
     placed = _as_placed(item, of, mesh_axes)
     if placed is not None and last in ("None", *mesh_axes):
         return _with_line("the mesh axis comes after the dim that it cuts, and an uncut dim has no word", placed)
@@ -127,6 +130,15 @@ def for_dim(
         if word:
             return f"did you mean the clause `{word}`?"
     return said or "a dim without a name is written `_`, all that are left `...`"
+
+
+def _without_word(node: nodes.Record, name: str) -> nodes.Record | None:
+    """The axes of an entry or a term without a word among them."""
+    if isinstance(node, nodes.Term) and nodes.Dim(name) in node.axes:
+        return evolve(node, axes=tuple(a for a in node.axes if a != nodes.Dim(name)))
+    if isinstance(node, nodes.Entry) and node.shape and nodes.Dim(name) in node.shape:
+        return evolve(node, shape=tuple(a for a in node.shape if a != nodes.Dim(name)))
+    return None
 
 
 def _every_second(item: nodes.Entry, name: str, of: Sequence[LogicalTensor]) -> str:
@@ -256,9 +268,10 @@ def _said_elsewhere(item: nodes.Tensor, position: int, tensors: Collection[str])
     """
     name, behind = item.dims[position].name or "", [d.name for d in item.dims[position + 1 :]]
     said = next((i for i, dim in enumerate(item.dims) if dim.name in ("if", "unless") and i), 0)
-    if said and len(item.dims) == said + 2 and item.when is None:
+    is_not = bool(said) and [d.name for d in item.dims[said:-1]] in (["if", "not"], ["unless"])
+    if said and len(item.dims) == said + 2 + (is_not and item.dims[said].name == "if") and item.when is None:
         key = nodes.Name(item.dims[-1].name or "")
-        when = key if item.dims[said].name == "if" else nodes.Unary("not", key)
+        when = nodes.Unary("not", key) if is_not else key
         return _with_line("a condition comes after `when`", evolve(item, dims=item.dims[:said], when=when))
     if name == "_":
         return "a model names every dim of a tensor, or says its size; `_` and `...` stand in layouts"

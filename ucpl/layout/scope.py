@@ -250,7 +250,7 @@ class Scope:
                 at(key.span, "asked for here"),
                 remedy=f"name a key of it: {', '.join(f'{key.path}.{one}' for one in [*section][:2])}",
             )
-        close = nearest(last, node)
+        close = nearest(last, node) or _with_words(last, node)
         path = ".".join(["config", *steps, close or ""])
         inside = [] if close or last in node else [last] * (last in self.config) or _under(self.config, last)
         if len(inside) == 1:
@@ -316,8 +316,16 @@ class Scope:
                 return False
 
 
+def _with_words(name: str, keys: Iterable[str]) -> str | None:
+    """The only key that has all words of a name: `num_layers` is in `num_hidden_layers`."""
+    found = [key for key in keys if {*name.split("_")} <= {*key.split("_")}]
+    return found[0] if len(found) == 1 else None
+
+
 def _absent_word(name: str) -> str:
     """Remedy for `x != none`: the language has no word for an absent value."""
+    if name in ("first", "last"):
+        return f"the first of several is 0 and the last -1, as in pp[{'0' if name == 'first' else '-1'}]"
     if name != "none":
         return ""
     return "an absent key has no value: a condition is `config.x` if it is there, and `not config.x` if it is absent"

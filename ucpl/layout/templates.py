@@ -23,6 +23,7 @@ from ucpl.errors import UcplError, fail
 from ucpl.language import nodes, parse_expr, print_expr
 from ucpl.language.quoting import HOLE
 from ucpl.language.walk import rewritten
+from ucpl.language.words import USUAL_AXES
 from ucpl.layout.arithmetic import Operand, Value, at, evaluated
 from ucpl.layout.name_remedies import nearest
 from ucpl.layout.scope import Scope, literal
@@ -41,7 +42,6 @@ _ALL_RANKS = (
     "nprocs",
     "world",
 )  # how many there are, elsewhere
-_AXES_USUAL = ("tp", "pp", "dp", "ep", "cp", "sp", "edp", "fsdp")
 # Variables that a stored tensor's place gives to a template, besides coordinates and indices.
 PLACE_WORDS = frozenset({"name", "alias", "owner", "key", "state", "bucket", "group", "member", "number", "rank"})
 
@@ -132,7 +132,9 @@ def template(text: str, span: nodes.Span) -> Template:
     parts.append(text[end:])
     for part in parts:
         if isinstance(part, str) and ("{" in part or "}" in part):
-            fail("E120", f'braces of "{text}" do not pair up', at(span))
+            single = re.sub(r"\{\{+([^{}]*)\}\}+", r"{\1}", text)
+            remedy = f'braces are single: write "{single}"' if single != text else ""
+            fail("E120", f'braces of "{text}" do not pair up', at(span), remedy=remedy)
     return Template(text, tuple(p for p in parts if p != ""), span)
 
 
@@ -441,6 +443,7 @@ def _no_value(rule: Template, name: str, variables: Mapping[str, Value]) -> NoRe
         at(rule.span),
         remedy=_rank_word(name)
         or _counted(name)
+        or (_AN_AXIS.format(name) if name in USUAL_AXES else "")
         or (
             f"did you mean `{close}`?"
             if close
@@ -449,12 +452,17 @@ def _no_value(rule: Template, name: str, variables: Mapping[str, Value]) -> NoRe
     )
 
 
+_AN_AXIS = (
+    "`{0}` is no axis here: write it in the `mesh` line, and its degree among the parameters, or take `{{{0}}}` out"
+)
+
+
 def _rank_word(name: str) -> str:
     """Of `tp_rank` and `tp_size`, as others call a coordinate and a degree."""
     axis, _, word = name.rpartition("_")
-    if axis in _AXES_USUAL and word in ("rank", "index", "idx", "id"):
+    if axis in USUAL_AXES and word in ("rank", "index", "idx", "id"):
         return f"the coordinate of {axis} is `{{{axis}}}`"
-    if axis in _AXES_USUAL and word in ("size", "world", "degree", "count"):
+    if axis in USUAL_AXES and word in ("size", "world", "degree", "count"):
         return f"how many ranks {axis} has is `{{size({axis})}}`"
     return ""
 

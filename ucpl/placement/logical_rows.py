@@ -81,9 +81,21 @@ class LogicalRows:
                 at(self.entry.span, "each dim must be named exactly once"),
                 at(tensor.span, "defined here"),
                 remedy=self._in_the_brackets(path, tensor.dims, bracket - {*need})
+                or self._of_an_axis(need, have)
                 or self._of_one_tensor(path, tensor.dims, need, have)
                 or f"{_dims_remedy(need, have)}, as in `{_every_dim(self.entry, path, tensor.dims, _turned(need, have))}`",
             )
+
+    def _of_an_axis(self, need: list[str], have: list[str]) -> str:
+        """Remedy for an axis of the mesh among the dims, or ""."""
+        axes = {axis for mesh in self.layout.meshes for axis in mesh.axes}
+        odd = next((name for name in have if name in axes and name not in need), "")
+        dim = next((name for name in need if name not in have), "")
+        return (
+            f"`{odd}` is an axis of the mesh, and no dim: {dim}@{odd} cuts, pad({dim}, {odd}) pads"
+            if odd and dim
+            else ""
+        )
 
     def _of_one_tensor(self, path: str, dims: tuple[str, ...], need: list[str], have: list[str]) -> str:
         """Remedy for a dim of one tensor, probably misspelt, or ""."""
