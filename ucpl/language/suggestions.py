@@ -567,13 +567,13 @@ def _operator(found: Match[str]) -> str | None:
 
 
 def _file(found: Match[str]) -> str:
-    """A file without its form, or with the form in the place of its name."""
+    """A file without its form, or without its name."""
     name, text = found.groups()
     return f"file weights = {name} {text}" if name in ("torch", "safetensors", "dcp") else f"file {name} = torch {text}"
 
 
 def _layout(found: Match[str]) -> str:
-    """The head of a layout without a model, or with its parameters behind the model."""
+    """The head of a layout without a model, or with parameters behind it."""
     head, parameters, model, after = found.groups()
     return f"{head}{parameters or after} {model or 'of any'} {{"
 

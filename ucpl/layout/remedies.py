@@ -133,7 +133,7 @@ def for_dim(
 
 
 def _without_word(node: nodes.Record, name: str) -> nodes.Record | None:
-    """The axes of an entry or a term without a word among them."""
+    """An entry or a term without one word of its axes."""
     if isinstance(node, nodes.Term) and nodes.Dim(name) in node.axes:
         return evolve(node, axes=tuple(a for a in node.axes if a != nodes.Dim(name)))
     if isinstance(node, nodes.Entry) and node.shape and nodes.Dim(name) in node.shape:
