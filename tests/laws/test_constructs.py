@@ -97,6 +97,23 @@ layout x(pp, dp) of m extends plain(pp = pp, dp = dp) {
             "x(pp = 3, dp = 1)",
         ),
     ),
+    "lines of layers of several sizes in one flat buffer": (
+        """ucpl 2
+model m {
+  dim l = 4, f[l] = 2 * [1, 2, 1, 1]
+  a : l f
+  state s : f32
+  group all = a
+}
+layout x() of m {
+  file weights = torch "w"
+  a[l[1, 2]]     = f                as "a.{l}"
+  a[l[not 1, 2]] = f                as "b.{l}"
+  state s for all = flat(each)      as "s"
+}
+""",
+        ("x()",),
+    ),
     "groups of packed tensors": (
         """ucpl 2
 model m {

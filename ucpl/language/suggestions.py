@@ -569,11 +569,11 @@ def _operator(found: Match[str]) -> str | None:
 def _file(found: Match[str]) -> str:
     """A file without its form, or without its name."""
     name, text = found.groups()
-    return f"file weights = {name} {text}" if name in ("torch", "safetensors", "dcp") else f"file {name} = torch {text}"
+    return f"file weights = {name} {text}" if name in ("torch", "safetensors") else f"file {name} = torch {text}"
 
 
 def _layout(found: Match[str]) -> str:
-    """The head of a layout without a model, or with parameters behind it."""
+    """The head of a layout, with its model and parameters in place."""
     head, parameters, model, after = found.groups()
     return f"{head}{parameters or after} {model or 'of any'} {{"
 

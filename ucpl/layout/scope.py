@@ -317,7 +317,7 @@ class Scope:
 
 
 def _with_words(name: str, keys: Iterable[str]) -> str | None:
-    """The only key with all words of a name, as `num_hidden_layers` of `num_layers`."""
+    """The only key with all words: `num_hidden_layers` of `num_layers`."""
     found = [key for key in keys if {*name.split("_")} <= {*key.split("_")}]
     return found[0] if len(found) == 1 else None
 

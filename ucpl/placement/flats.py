@@ -18,6 +18,7 @@ from ucpl.errors import Label, fail
 from ucpl.extents import FlatBuffer
 from ucpl.layout import Group, Layout, States
 from ucpl.layout import axes as ax
+from ucpl.layout.by_index import whole_name
 from ucpl.layout.scope import at
 from ucpl.placement.cells import Cells, Concat, DimRange, Labelled, Padding, build, padding_of, pieces_of
 from ucpl.placement.entries import Choices, EntryPlacer, LocalBoxes
@@ -196,7 +197,8 @@ def present(layout: Layout, group: Group | None, placers: Sequence[EntryPlacer],
         by_path: dict[str, list[int]] = {}
         for e in found:
             by_path.setdefault(placers[e].names[0], []).append(e)
-        found = [e for m in group.members for e in by_path.get(m, ())]
+        named = (list(one) for _, one in groupby(group.members, key=whole_name))  # layers of all sizes: line by line
+        found = [e for one in named for e in sorted(e for m in one for e in by_path.get(m, ()))]
     elif group is not None and group.without is not None:
         out = {m for g in group.without for m in (layout.groups[g].members or ())}
         found = [e for e in found if placers[e].names[0] not in out and is_trained(layout, placers[e])]
