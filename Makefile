@@ -32,7 +32,7 @@ help:
 	@echo "make powerloss power lost at any call of a run, with all that a disk may have kept by then, in any order"
 	@echo "make drill     vaults: every fault under each protection, then a GPT of DeepSpeed and one of FSDP2 killed KILLS=50 times (SEED=11)"
 	@echo "make interop   tests in which DeepSpeed itself loads what ucpl wrote"
-	@echo "make releases  each release of each framework writes, ucpl converts, and it trains on: docs/RELEASES.md (SHARE=2 SEED=1 ONLY=deepspeed narrow it)"
+	@echo "make releases  each release of each framework writes, ucpl converts, and it trains on: docs/RELEASES.md (SHARE=2 SEED=1 MINUTES=6 ONLY=deepspeed narrow it)"
 	@echo "make bench     timings, as docs/PERFORMANCE.md reports them (make bench lsp: one of $(TIMED))"
 	@echo "make bench-ranks what of that is about ranks: $(RANKED)"
 	@echo "make soak      random conversions, killed, resumed and damaged, for MINUTES=60 (SEED=1): nothing lost, nothing silent"
@@ -125,7 +125,7 @@ interop: $(INTEROP)/ready
 # Each environment is in a folder of its own outside the tree, with the torch of $(VENV), and goes when its trials have ended.
 .PHONY: releases
 releases: $(VENV)/ready
-	$(VENV)/bin/python -m tests.releases $(if $(ONLY),--only '$(ONLY)') $(if $(SHARE),--share $(SHARE)) $(if $(SEED),--seed $(SEED)) $(if $(FIXTURES),--fixtures)
+	$(VENV)/bin/python -m tests.releases $(if $(ONLY),--only '$(ONLY)') $(if $(SHARE),--share $(SHARE)) $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(FIXTURES),--fixtures)
 
 # `make bench lsp` times one thing alone.
 asked = $(if $(filter $(TIMED),$(MAKECMDGOALS)),$(filter $(1),$(MAKECMDGOALS)),all)

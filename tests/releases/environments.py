@@ -6,10 +6,12 @@ Its packages come before those of this environment, which has torch.
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
 import sysconfig
+import time
 import tomllib
 import venv
 from pathlib import Path
@@ -22,12 +24,35 @@ from tests.releases import cuda_libraries
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SECONDS = 600  # of one call of pip
+OVER = "it did not end in the minutes of the run"
 OWN = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
 QUIET = ("--quiet", "--disable-pip-version-check", "--no-input", "--retries", "1")
 
 
 class Missing(Exception):
-    """A release that could not be installed. Its text is the reason."""
+    """A release that could not be installed, or did not end in time. Its text is the reason."""
+
+
+class Limit:
+    """The seconds that are left for all releases of a run."""
+
+    end = math.inf
+
+    @classmethod
+    def set(cls, minutes: float) -> None:
+        cls.end = time.monotonic() + 60 * minutes
+
+    @classmethod
+    def left(cls, most: float) -> float:
+        """The seconds for one command. Raises: Missing."""
+        left = min(most, cls.end - time.monotonic())
+        if left <= 0:
+            raise Missing(OVER)
+        return left
+
+    @classmethod
+    def is_over(cls) -> bool:
+        return time.monotonic() >= cls.end
 
 
 @frozen
@@ -100,10 +125,11 @@ def _install(release: Release, python: Path, packages: tuple[str, ...], options:
     command = [sys.executable, "-m", "pip", "--python", str(python), "install", *QUIET, *options, *packages]
     if "--python-version" in options:  # pip wants a folder for another Python's wheels
         command += ["--target", _of(python, OWN), "--upgrade"]
+    seconds = Limit.left(SECONDS)
     try:
-        done = subprocess.run(command, env=variables(release), capture_output=True, text=True, timeout=SECONDS)
+        done = subprocess.run(command, env=variables(release), capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
-        raise Missing(f"pip did not end within {SECONDS} seconds") from None
+        raise Missing(OVER if Limit.is_over() else f"pip did not end within {SECONDS} seconds") from None
     if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         said = next((line for line in lines if line.startswith("ERROR:") or "Error:" in line), "pip failed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 import torch
 
 import ucpl
+from tests.releases import __main__ as command
 from tests.releases import page
-from tests.releases.environments import releases
+from tests.releases.environments import Limit, Missing, releases
 from tests.releases.fixtures import FOLDER, stated, unpacked
 from tests.releases.trials import PLANS
 
@@ -76,3 +78,26 @@ def test_a_cell_that_passed_must_pass_again() -> None:
     assert page.worse("x 1", passed, failed) == ["x 1: a passed before: why", "x 1: b passed before: "]
     assert page.worse("x 1", failed, passed) == []
     assert page.worse("x 1", passed, {"missing": "no network"})[0] == "x 1: a passed before: no network"
+
+
+@pytest.mark.parametrize(("rows", "lost"), [
+    ([{"missing": "no network"}], []),
+    ([{"cells": {"a": ["failed", "a port was taken"]}}, {"cells": {"a": ["passed", ""]}}], []),
+    ([{"cells": {"a": ["failed", "why"]}}, {"missing": "no time is left"}], []),
+    ([{"cells": {"a": ["failed", "why"]}}] * 2, ["deepspeed 0.19.8: a passed before: why"]),
+])  # fmt: skip
+def test_a_share_fails_by_the_product_alone(
+    monkeypatch: pytest.MonkeyPatch, rows: list[page.Row], lost: list[str]
+) -> None:
+    left = iter(rows)
+    monkeypatch.setattr(command, "trial_of", lambda *_: next(left))
+    one = next(release for release in releases() if str(release) == "deepspeed 0.19.8")
+    asked = Namespace(share=2, root=None, fixtures=False)
+    assert command.tried_again(one, {"cells": {"a": ["passed", ""]}}, asked)[1] == lost
+    assert next(left, None) is None
+
+
+def test_a_release_without_time_did_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Limit, "end", 0.0)
+    with pytest.raises(Missing, match="it did not end in the minutes of the run"):
+        Limit.left(600)

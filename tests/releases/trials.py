@@ -16,7 +16,7 @@ from attrs import evolve, field, frozen
 
 import ucpl
 from tests.interop import processes
-from tests.releases.environments import HERE, ROOT, Release, variables
+from tests.releases.environments import HERE, OVER, ROOT, Limit, Missing, Release, variables
 
 STEPS = 3
 NEAR = {"fp32": 1e-5, "bf16": 1e-2}  # of losses after a restart
@@ -257,11 +257,14 @@ def _job(
 def _launch(release: Release, python: Path, script: str, jobs: list[dict[str, Any]], folder: Path, name: str) -> None:
     listed = folder / f"{name}.jobs"
     listed.write_text(json.dumps(jobs))
+    seconds = Limit.left(SECONDS)
     with (folder / f"{name}.log").open("w") as log:
         try:
             command = [str(python), str(HERE / script), str(listed)]
-            processes.run(command, SECONDS, env=variables(release), cwd=folder, stdout=log, stderr=log)
+            processes.run(command, seconds, env=variables(release), cwd=folder, stdout=log, stderr=log)
         except subprocess.TimeoutExpired:
+            if Limit.is_over():
+                raise Missing(OVER) from None
             log.write(f"no end after {SECONDS} seconds")
 
 
