@@ -77,6 +77,15 @@ def test_megatron_s_iteration_is_that_of_a_run_or_of_its_optimizer() -> None:
     assert iteration_of(TrainState("torch", carried={"iteration": True})) == 0
 
 
+def test_megatron_s_iteration_is_the_run_s_counter(tmp_path: Path) -> None:
+    """Its optimizer has done one step, and the run has counted 10."""
+    source = FIXTURES / "megatron" / "dist_of_0_19"
+    convert(source, tmp_path / "made", to="zero1(dp=2)")
+    assert counters(tmp_path / "made") == ("global_step10", 10, 0, None)
+    found = compare(source, tmp_path / "made")
+    assert found and "global_steps: 10 in B, nothing in A (the iteration of the run)" in map(str, found.unsaid)
+
+
 def test_a_trainer_of_another_step_than_its_optimizer_is_reported(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(FIXTURES / "trainer" / "without_engine", tmp_path / "checkpoint-3"))
     said = "trainer_state.json is of step 6, the shards are of step 3"

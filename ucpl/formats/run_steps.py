@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ucpl.extents import TrainState
 from ucpl.files.scalars import number_of
+from ucpl.registry import format_named
 
 __all__ = ["ITERATION", "STEPS", "iteration_of", "optimizer_steps", "steps_of"]
 
@@ -22,10 +23,12 @@ def optimizer_steps(state: TrainState) -> list[int]:
 def steps_of(state: TrainState) -> int | None:
     """Steps that the run counts, or its optimizer.
 
-    None: neither says any. Of a parameter that was frozen for some steps the optimizer has fewer: the largest counts.
+    None: neither says any. Of a parameter that was frozen for some steps the optimizer has fewer: the largest counts. An
+    `iteration` is the run's counter in Megatron's folders; in others it may be anything, and comes last.
     """
-    steps = optimizer_steps(state)
-    said = state.blobs.get(STEPS), state.carried.get(STEPS), *steps[-1:], state.carried.get(ITERATION)
+    iteration = state.carried.get(ITERATION)
+    counts = (iteration,) if format_named(state.framework).is_of_iterations else ()
+    said = *counts, state.blobs.get(STEPS), state.carried.get(STEPS), *optimizer_steps(state)[-1:], iteration
     return next((n for n in map(_whole, said) if n is not None), None)
 
 

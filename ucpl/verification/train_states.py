@@ -21,7 +21,7 @@ from ucpl.files.carrying import unlike_callers
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.scalars import number_of
 from ucpl.formats.leaving import run_values
-from ucpl.formats.run_steps import STEPS, optimizer_steps
+from ucpl.formats.run_steps import STEPS, optimizer_steps, steps_of
 from ucpl.records import define, frozen
 from ucpl.verification.values import ValueTensors, apart, value_text
 
@@ -45,6 +45,7 @@ _LEFT_OUT = "frozen parameters were left out when the checkpoint was saved"
 _NOT_SAID = "the choice between Adam and AdamW: releases of torch before 2.7 do not record it in a group"
 _DEFAULT = "the default of an optimizer"
 _OF_OPTIMIZER = "the steps of the optimizer"
+_OF_ITERATION = "the iteration of the run"
 _OTHER_RANKS = "the other has files of another number of ranks"
 
 
@@ -333,7 +334,9 @@ def counted_names(names: list[str]) -> str:
 
 def _why_silent(name: str, value: object, other: TrainState) -> str:
     """The reason to lack a number that a side has."""
-    return _OF_OPTIMIZER if name == STEPS and value in optimizer_steps(other)[-1:] else ""
+    if name != STEPS or value != steps_of(other):
+        return ""
+    return _OF_OPTIMIZER if value in optimizer_steps(other) else _OF_ITERATION
 
 
 def _silence_of_hyper(key: str, group: ParameterGroup, own: TrainState, silent: TrainState) -> str:
