@@ -29,6 +29,9 @@ release loads the target into a model with other values. No run clips gradients,
 - **refused**: `ucpl` refuses the conversion, with the code in the note. **not possible**: for the reason in the note.
 
 A note next to "passed" names the values that the loader of the release leaves out. No cell is claimed that did not run.
+
+CI tries two of these releases again for each commit, by its hash, within six minutes. `make test` reads small checkpoints of
+releases, as they wrote them (`tests/fixtures/releases`), and compares all values.
 """
 SIGNS = {
     "passed": "passed",
