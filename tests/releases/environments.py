@@ -30,7 +30,10 @@ QUIET = ("--quiet", "--disable-pip-version-check", "--no-input", "--retries", "1
 
 
 class Missing(Exception):
-    """A release that could not be installed, or did not end in time. Its text is the reason."""
+    """A release that could not be installed, or did not end in time.
+
+    Its text is the reason.
+    """
 
 
 class Limit:
