@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def tried_again(release: Release, before: page.Row, asked: argparse.Namespace) -> tuple[page.Row, list[str]]:
-    """The row of a release, and cells that passed before and fail twice.
+    """A release's row, and cells that passed and fail twice.
 
     A share reports a release that could not be installed, and one that did not end in time: its line says so.
     """

@@ -30,7 +30,7 @@ QUIET = ("--quiet", "--disable-pip-version-check", "--no-input", "--retries", "1
 
 
 class Missing(Exception):
-    """A release that could not be installed, or did not end in time.
+    """A release that is not installed, or is over time.
 
     Its text is the reason.
     """
