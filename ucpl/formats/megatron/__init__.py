@@ -87,7 +87,7 @@ class MegatronCoreFormat(Megatron):
     has_shifted_masters = True
 
     def store(self) -> Framework:
-        from ucpl.formats.megatron.core import MegatronCore as Store
+        from ucpl.formats.megatron.stores import MegatronCore as Store
 
         return Store()
 
@@ -156,7 +156,7 @@ class MegatronFSDPFormat(Megatron):
     file_format = "dcp"
 
     def store(self) -> Framework:
-        from ucpl.formats.megatron.fsdp import MegatronFSDP as Store
+        from ucpl.formats.megatron.stores import MegatronFSDP as Store
 
         return Store()
 
@@ -192,7 +192,7 @@ class MegatronLegacyFormat(Megatron):
     chosen_settings = Format.chosen_settings | {"optimizer"}
 
     def store(self) -> Framework:
-        from ucpl.formats.megatron.legacy import MegatronLegacy as Store
+        from ucpl.formats.megatron.stores import MegatronLegacy as Store
 
         return Store()
 
@@ -234,7 +234,7 @@ class MegatronLegacyFormat(Megatron):
         return True
 
     def advice(self, source: Checkpoint, structure: Structure) -> tuple[str, ...]:
-        from ucpl.formats.megatron.legacy import legacy_advice
+        from ucpl.formats.megatron.stores import legacy_advice
 
         return (*legacy_advice(source, structure), *super().advice(source, structure))
 

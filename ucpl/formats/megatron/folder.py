@@ -1,11 +1,12 @@
-"""The folder of a Megatron checkpoint.
+"""The folder of a Megatron checkpoint: a run or an iteration.
 
-A run with a tracker, or an iteration.
-A tracker's text is `10` or `release`.
+A run has a tracker, whose text is `10` or `release`. In Megatron-LM's legacy form, an iteration has a folder for each
+model-parallel rank: `mp_rank_TT`, with `_PPP` behind it if there are stages, and `_EEE` if experts are dealt over ranks.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,19 @@ from ucpl.errors import Label, fail
 from ucpl.files.texts import read_name
 from ucpl.records import frozen
 
-__all__ = ["INNER", "TRACKER", "Step", "found", "has_tracker", "step_of"]
+__all__ = [
+    "INNER",
+    "MODEL",
+    "OPTIM",
+    "TRACKER",
+    "RankFolder",
+    "Step",
+    "found",
+    "has_tracker",
+    "is_step",
+    "ranks_in",
+    "step_of",
+]
 
 TRACKER = "latest_checkpointed_iteration.txt"
 INNER = "weights"  # of NeMo 2: an iteration's folder, next to `context`
@@ -85,3 +98,39 @@ def _iterations(path: Path, holds: Callable[[Path], bool]) -> list[str]:
     if not path.is_dir():
         return []
     return sorted(one.name for one in path.iterdir() if _FOLDER.fullmatch(one.name) and holds(one))
+
+
+# ---- folders of ranks ----------------------------------------------------------------------------------------------
+
+MODEL, OPTIM = "model_optim_rng.pt", "distrib_optim.pt"
+_RANK = re.compile(r"mp_rank_(\d{2,6})(?:_(\d{3,6}))?(?:_(\d{3,6}))?")
+
+
+@frozen
+class RankFolder:
+    """A model-parallel rank's folder, and the numbers in its name."""
+
+    folder: str
+    numbers: tuple[int, ...]
+
+    @property
+    def model(self) -> str:
+        return f"{self.folder}/{MODEL}"
+
+    @property
+    def optim(self) -> str:
+        return f"{self.folder}/{OPTIM}"
+
+
+def ranks_in(root: Path) -> tuple[RankFolder, ...]:
+    """The ranks that have files in an iteration's folder, in order."""
+    found = []
+    for name in sorted(os.listdir(root)):
+        match = _RANK.fullmatch(name)
+        if match is not None and any((root / name / file).is_file() for file in (MODEL, OPTIM)):
+            found.append(RankFolder(name, tuple(int(n) for n in match.groups() if n is not None)))
+    return tuple(found)
+
+
+def is_step(root: Path) -> bool:
+    return root.is_dir() and bool(ranks_in(root))

@@ -15,9 +15,8 @@ from ucpl.errors import Label, fail
 from ucpl.files.read_ahead import ahead
 from ucpl.files.torch_files import TorchFile, read_torch_file
 from ucpl.files.values import Value
-from ucpl.formats.megatron.folder import Step
+from ucpl.formats.megatron.folder import MODEL, OPTIM, RankFolder, Step, ranks_in
 from ucpl.formats.megatron.legacy_arguments import state_of
-from ucpl.formats.megatron.legacy_folder import MODEL, OPTIM, RankFolder, ranks_in
 from ucpl.records import define
 
 __all__ = ["CODE", "Place", "LegacyRanks", "read_ranks"]

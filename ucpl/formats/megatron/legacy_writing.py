@@ -20,7 +20,7 @@ from ucpl.files.pickles import unsafe_globals
 from ucpl.files.scalars import number_of
 from ucpl.formats.megatron import legacy_names as names
 from ucpl.formats.megatron.classes import LEGACY_GLOBALS
-from ucpl.formats.megatron.folder import TRACKER
+from ucpl.formats.megatron.folder import MODEL, OPTIM, TRACKER
 from ucpl.formats.megatron.groups import STEP, by_rule, decays_norms
 from ucpl.formats.megatron.homes import legacy_of
 from ucpl.formats.megatron.legacy_arguments import (
@@ -32,7 +32,6 @@ from ucpl.formats.megatron.legacy_arguments import (
     sizes_of,
     values_of,
 )
-from ucpl.formats.megatron.legacy_folder import MODEL, OPTIM
 from ucpl.formats.megatron.legacy_optimizer import FROZEN, KEPT
 from ucpl.formats.megatron.legacy_reading import OPTIMIZER, RNG, WITHOUT
 from ucpl.formats.megatron.orders import by_modules
