@@ -6,6 +6,8 @@ This module imports neither plans nor layouts. Not here: reading or writing (sto
 
 from __future__ import annotations
 
+from math import prod
+
 from attrs import field
 
 from ucpl.records import frozen, mutable
@@ -42,10 +44,7 @@ class Extent:
 
     @property
     def numel(self) -> int:
-        size = 1
-        for n in self.shape:
-            size *= n
-        return size
+        return prod(self.shape)
 
     @property
     def is_contiguous(self) -> bool:

@@ -8,6 +8,7 @@ values from the source's TrainState.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Literal
 
 from attrs import evolve, field
@@ -41,10 +42,7 @@ class StoredTensor:
 
     @property
     def numel(self) -> int:
-        size = 1
-        for n in self.shape:
-            size *= n
-        return size
+        return prod(self.shape)
 
 
 @frozen

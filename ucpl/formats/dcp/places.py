@@ -9,6 +9,7 @@ Not here: reading `.metadata`, and errors in it (metadata).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from typing import TypeVar, overload
 
 import numpy as np
@@ -44,10 +45,7 @@ class StoredChunk:
 
     @property
     def numel(self) -> int:
-        size = 1
-        for n in self.shape:
-            size *= n
-        return size
+        return prod(self.shape)
 
 
 class _Columns(Sequence[T]):
