@@ -27,7 +27,7 @@ from ucpl.errors import UcplError, fail
 from ucpl.ranks import scattered_files
 from ucpl.ranks.file_server import FileServer, Peer, own_host
 from ucpl.ranks.scattered_files import one_folder
-from ucpl.runtime.process_group import SLACK, beside
+from ucpl.runtime.process_group import SLACK, near_sources
 from ucpl.storage import wire
 from ucpl.storage.authentication import TlsConnector, TlsListener, UnixConnector, UnixListener
 from ucpl.storage.keys import Keys
@@ -217,7 +217,9 @@ def test_ranks_on_several_hosts_speak_over_tls_or_not_at_all(tmp_path, monkeypat
 def test_work_is_done_where_its_source_lies_as_far_as_that_is_even(drawn):
     size, work = drawn
     cost = np.array([c for c, _ in work], np.int64)
-    whose = beside(cost, [{(home,): 100, ((home + 1) % size,): 1} if size > 1 else {(0,): 1} for _, home in work], size)
+    whose = near_sources(
+        cost, [{(home,): 100, ((home + 1) % size,): 1} if size > 1 else {(0,): 1} for _, home in work], size
+    )
     load = np.bincount(whose, weights=cost, minlength=size)
     even = cost.sum() / size
     for i, (_, home) in enumerate(work):

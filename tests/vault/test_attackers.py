@@ -158,7 +158,7 @@ def test_a_server_is_not_asked_or_begun_by_a_bad_certificate(made, tmp_path, how
     remote_domain._lines.clear()
     with pytest.raises(OSError, match=r"no certificate of this vault's authority"):
         RemoteDomain(made.homes[0], 1, listed(made.homes[0])).ask({"op": "names"})
-    wire.hang_up(listener)
+    wire.end_connection(listener)
     thread.join()
     assert not any(heard) and all_files(made) == before
 

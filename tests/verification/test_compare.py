@@ -663,7 +663,7 @@ def test_nothing_is_not_equal_to_nothing(tmp_path: Path) -> None:
         (tmp_path / place).mkdir()
         save_file({}, tmp_path / place / "model.safetensors")
     found = ucpl.compare(tmp_path / "one", tmp_path / "two")
-    assert not found and found.is_void and not found.differences
+    assert not found and found.is_empty and not found.differences
 
 
 def test_a_schedule_is_one_value_wherever_a_form_keeps_it(tmp_path: Path) -> None:

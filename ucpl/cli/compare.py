@@ -83,7 +83,7 @@ def run(options: Namespace, console: Console) -> int:
         console.say(f"derived       {text}")
     for text in found.around:
         console.say(f"companions    {text}")
-    if found.is_void:
+    if found.is_empty:
         console.say("not witnessed neither side has a tensor, so that nothing could differ")
     elif found and options.weights:
         console.say(f"equal         weights alone{f', in {found.narrow} where dtypes differ' if found.narrow else ''}")

@@ -75,7 +75,7 @@ def changes_of(source: Side, given: Given, own: nodes.Model | None) -> Changes:
     frozen_, of_frozen = _frozen(known, given.freeze, tensors)
     asked = _trained(known, given.train, (tensors, frozen_), _fresh(known, own))
     left = {path for path, t in known.tensors.items() if t.kind == "parameter"} - tensors - frozen_
-    groups = dealt(source, left, asked, known.origin) if own is None else _said_by(known, own, asked)
+    groups = dealt(source, left, asked, known.origin) if own is None else _groups_in_model(known, own, asked)
     if not left and not asked and any(t.kind == "parameter" for t in known.tensors.values()):
         _demand_some(known, tensors, given)
     trained = frozenset(asked)
@@ -133,13 +133,13 @@ def _dropped(known: _Known, texts: Sequence[str]) -> tuple[tuple[str, ...], froz
         if not (mine or aliases or values) and ("*" in text or text not in known.states | known.others):
             others = [*known.tensors, *known.aliases, *sorted(known.beside)]
             _refuse_unknown(known, ("drop", text), for_dropped(text, sorted(known.states), others))
-        said += [f"left out by --drop {text}: {what}" for what in _told(known, mine, aliases, values)]
+        said += [f"left out by --drop {text}: {what}" for what in _dropped_texts(known, mine, aliases, values)]
         tensors |= dict.fromkeys(mine)
         names |= dict.fromkeys([*mine, *aliases, *values] or [text])
     return tuple(names), frozenset(tensors), said
 
 
-def _told(known: _Known, tensors: list[str], aliases: list[str], values: list[str]) -> list[str]:
+def _dropped_texts(known: _Known, tensors: list[str], aliases: list[str], values: list[str]) -> list[str]:
     out = []
     if tensors:
         out.append(f"{counted(known.tensors, tensors)} ({_listed(tensors)})")
@@ -238,7 +238,7 @@ def _fresh(known: _Known, own: nodes.Model | None) -> list[str]:
     return [i.path for i in items if isinstance(i, nodes.Tensor) and i.kind == "parameter" and i.path not in had]
 
 
-def _said_by(known: _Known, own: nodes.Model, asked: Mapping[str, tuple[str, str | None]]) -> Dealt:
+def _groups_in_model(known: _Known, own: nodes.Model, asked: Mapping[str, tuple[str, str | None]]) -> Dealt:
     """The groups of the target's model.
 
     Raises: UcplError E327 if a --train text names a group.

@@ -101,14 +101,14 @@ def _of_target(plan: Plan, source: Checkpoint | None, side: Side) -> Found:
     seen = LoaderView(side.layout.call, _stored(plan), config, groups, source.format, side.called.is_of_any)
     wrong = unmet(framework(target.framework).demands, seen)
     if config is None:
-        notes += _beside(plan, source) + _renamed(plan, source, side)
+        notes += _config_notes(plan, source) + _renamed(plan, source, side)
     if wrong or config is None or _is_as_it_was(seen, source, notes):
         return Found(wrong, notes)
     found = _of_class(config, seen)
     return Found(found.wrong, notes + found.notes)
 
 
-def _beside(plan: Plan, source: Checkpoint) -> tuple[str, ...]:
+def _config_notes(plan: Plan, source: Checkpoint) -> tuple[str, ...]:
     """Notes on a companion config.json that does not fit the target's tensors.
 
     The target is a folder of the same training framework.

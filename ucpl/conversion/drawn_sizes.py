@@ -60,7 +60,7 @@ class Sizes:
         numbers = [b for i in model.items if isinstance(i, nodes.Let) for b in i.bindings]
         missing = [b.name for b in bindings if absent(b.value, config) and b.by is None]
         missing += [b.name for b in (*lets, *numbers) if b.name not in given and _is_number(b.value, config)]
-        said = [b for b in bindings if b.name not in missing and b.name not in kept and _is_said(b.value)]
+        said = [b for b in bindings if b.name not in missing and b.name not in kept and _is_stated(b.value)]
         of_tensors = _open_dims(model, layouts, {*given, *(b.name for b in lets)})
         exact = _exact(model, *layouts) if of_tensors else {}
         computed = {b.name: b.value for b in (*lets, *numbers, *bindings) if b.by is None and b.name not in missing}
@@ -179,7 +179,7 @@ def _is_number(expr: nodes.Expr, config: Config) -> bool:
     return absent(expr, config) and not lists
 
 
-def _is_said(expr: nodes.Expr) -> bool:
+def _is_stated(expr: nodes.Expr) -> bool:
     """True for a number or a config's value, false for computed dims."""
     names = [n.path for n in walk(expr) if isinstance(n, nodes.Name)]
     return isinstance(expr, nodes.Number) or bool(names and all(n.startswith("config.") for n in names))

@@ -74,13 +74,13 @@ def _read_by(node: AttrsInstance, found: Diagnostic) -> list[AttrsInstance] | No
         case nodes.Entry(shape=shape) if found.code == "E204":
             splits = [n for n in walk(*(shape or ())) if isinstance(n, nodes.Split)]
             unnamed = any(isinstance(n, nodes.Any_ | nodes.Rest) for n in walk(*(shape or ())))
-            if unnamed or len(splits) != 1 or not _is_said(found):
+            if unnamed or len(splits) != 1 or not _is_stated(found):
                 return None  # a cut in front of it takes a part of the dim, as many as it has ranks
             return [n for n in walk(*(shape or ())) if isinstance(n, nodes.Dim)] + _numbers_of(shape or ())
     return None if found.code == "E204" else [node]
 
 
-def _is_said(found: Diagnostic) -> bool:
+def _is_stated(found: Diagnostic) -> bool:
     """True if a cut's sizes or units are wrong at every degree."""
     if not isinstance(found.about, UnevenCut):
         return False

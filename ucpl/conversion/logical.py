@@ -132,7 +132,7 @@ def _kinds(layout: Layout, names: Dialect) -> dict[str, LogicalTensor]:
             path = logical.tensors[number]
             first = said.setdefault(path, name)
             other = layout.tensors[first]
-            if _told(other) != _told(tensor):
+            if _facts_of(other) != _facts_of(tensor):
                 fail(
                     "E337",
                     f"`{path}` is `{first}` and `{name}`, and they are of other dtypes or kinds",
@@ -144,7 +144,7 @@ def _kinds(layout: Layout, names: Dialect) -> dict[str, LogicalTensor]:
     return out
 
 
-def _told(tensor: LogicalTensor) -> tuple[str | None, str, dict[str, str]]:
+def _facts_of(tensor: LogicalTensor) -> tuple[str | None, str, dict[str, str]]:
     return tensor.dtype, tensor.kind, dict(tensor.state_dtypes)
 
 

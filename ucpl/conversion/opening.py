@@ -93,7 +93,7 @@ def _ordered(here: Path, layout: Called | None, given: Given, order: Order | Non
         if format_named(opened.format).reads and (named := _of_named_files(here, layout, given)) is not None:
             return named
         return _with_prefix(_with_master(opened, layout), layout)
-    known = evolve(given, config=given.config if given.config is not None else _config_beside(here))
+    known = evolve(given, config=given.config if given.config is not None else _config_in(here))
     try:
         placement = located(layout, known).placement
     except UcplError as error:  # only the checkpoint's shapes give a size: its own metadata has to describe it
@@ -108,7 +108,7 @@ def _ordered(here: Path, layout: Called | None, given: Given, order: Order | Non
     if not format_named(placement.layout.framework).is_of_a_spec:
         return _read_grouped(here, order, placement)
     files = (file for part in placement.parts for block in part.homes.blocks for file in block.files)
-    return open_files(here, [*files, *_files_beside(placement, here)], below(_values_of(placement)))
+    return open_files(here, [*files, *_value_files(placement, here)], below(_values_of(placement)))
 
 
 def _with_master(checkpoint: Checkpoint, layout: Called) -> Checkpoint:
@@ -209,7 +209,7 @@ def _values_of(placement: Placement) -> list[tuple[str, Key]]:
     return [(place.file, place.key) for blob in placement.blobs for place in blob.places]
 
 
-def _files_beside(placement: Placement, here: Path) -> list[str]:
+def _value_files(placement: Placement, here: Path) -> list[str]:
     """Files of those values.
 
     The file of a dropped value may be missing.
@@ -446,7 +446,7 @@ def infer(checkpoint: Checkpoint, *, fold: bool = False) -> Inferred:
     return found
 
 
-def _config_beside(path: Path) -> Config | None:
+def _config_in(path: Path) -> Config | None:
     """config.json of a folder, or made by a format from other files."""
     folder = path if path.is_dir() else path.parent
     file = folder / "config.json"

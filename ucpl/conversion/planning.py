@@ -239,7 +239,7 @@ def plan_of(
         from ucpl.verification.proof.coverage import prove
 
         prove(graph)
-    _demand_told(target)
+    _demand_text(target)
     recipe, opened = _recipe(graph, source, target, names, said_of_dtype), source.checkpoint
     parts: Parts = {
         "name": name,
@@ -293,7 +293,7 @@ def _besides(checkpoint: Checkpoint | None, drop: tuple[str, ...]) -> dict[str, 
     kinds = dict.fromkeys(checkpoint.state.scalars, "scalar")
     kinds |= dict.fromkeys(other_states(checkpoint.state), "value")
     kinds |= {key: "client_state" for key in checkpoint.state.carried if isinstance(key, str)}
-    kinds |= dict.fromkeys(_files_beside(checkpoint), "file")
+    kinds |= dict.fromkeys(_companion_files(checkpoint), "file")
     return {name: kinds[name] for name in drop if name in kinds}
 
 
@@ -357,7 +357,7 @@ def _numbers_left_out(source: Side, target: Side, said: tuple[str, ...]) -> tupl
     return tuple(out)
 
 
-def _files_beside(checkpoint: Checkpoint | None) -> frozenset[str]:
+def _companion_files(checkpoint: Checkpoint | None) -> frozenset[str]:
     """Names of a training framework's files next to the shards."""
     if checkpoint is None or checkpoint.container is None:
         return frozenset()
@@ -417,7 +417,7 @@ def _told(target: Side) -> tuple[str, str]:
     return ("", why) if why else (text, "")
 
 
-def _demand_told(target: Side) -> None:
+def _demand_text(target: Side) -> None:
     """Reject a target of framework torch() without a closed text.
 
     If its layout is of any model, only this text describes its files. Raises: UcplError E017.

@@ -98,17 +98,17 @@ def _listed(kind: str) -> Callable[[Checkpoint, Recipe], Sequence[str]]:
     return lambda _, recipe: [few(recipe.gone[kind])] if recipe.gone.get(kind) else []
 
 
-def _said_of_names(_: Checkpoint, recipe: Recipe) -> Sequence[str]:
+def _lines_of_names(_: Checkpoint, recipe: Recipe) -> Sequence[str]:
     made = [f"{name} of {', '.join(of)}" for name, of in recipe.renamed.items() if of != (name,)]
     return [few(made)] if made else []
 
 
-def _said_of_frozen(_: Checkpoint, recipe: Recipe) -> Sequence[str]:
+def _lines_of_frozen(_: Checkpoint, recipe: Recipe) -> Sequence[str]:
     names = [name for name in recipe.gone.get("numbers", ()) if name not in recipe.gone["names"]]
     return [few(names)] if names else []
 
 
-def _said_of_new(_: Checkpoint, recipe: Recipe) -> Sequence[str]:
+def _lines_of_new(_: Checkpoint, recipe: Recipe) -> Sequence[str]:
     gone = recipe.gone
     made = zip(gone.get("new", ()), gone.get("like", ()), strict=True)
     return [
@@ -117,7 +117,7 @@ def _said_of_new(_: Checkpoint, recipe: Recipe) -> Sequence[str]:
     ]
 
 
-def _said_of_fill(_: Checkpoint, recipe: Recipe) -> Sequence[str]:
+def _lines_of_fill(_: Checkpoint, recipe: Recipe) -> Sequence[str]:
     return [f"{state} of {few([*numbers])}" for state, numbers in recipe.begun.items()]
 
 
@@ -135,7 +135,7 @@ TARGET_PASSES = (
         _leave_out,
         lambda _, recipe: [few(sorted(recipe.left_out))] if recipe.left_out else [],
     ),
-    TargetPass("rename", "give groups, numbers and states the target's names of tensors", _rename, _said_of_names),
+    TargetPass("rename", "give groups, numbers and states the target's names of tensors", _rename, _lines_of_names),
     TargetPass(
         "drop",
         "leave out the tensors that are dropped by name, and their numbers",
@@ -146,13 +146,13 @@ TARGET_PASSES = (
         "freeze",
         "leave out the optimizer's numbers of parameters that are frozen by name",
         lambda checkpoint, recipe: without_frozen(checkpoint, recipe.gone),
-        _said_of_frozen,
+        _lines_of_frozen,
     ),
     TargetPass(
         "groups",
         "leave out groups without a parameter, and add new groups, each like another one",
         _with_changed_groups,
-        _said_of_new,
+        _lines_of_new,
     ),
     TargetPass(
         "train",
@@ -160,7 +160,7 @@ TARGET_PASSES = (
         lambda checkpoint, recipe: with_trained_members(checkpoint, recipe.gone),
         _listed("trained"),
     ),
-    TargetPass("fill", "give numbers to parameters that have none in the source", _fill, _said_of_fill),
+    TargetPass("fill", "give numbers to parameters that have none in the source", _fill, _lines_of_fill),
     TargetPass(
         "regroup",
         "give each group of the target the hyper-parameters and schedules of its members",

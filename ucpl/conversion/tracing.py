@@ -91,7 +91,9 @@ def _runs(plan: Plan, name: str, state: str | None) -> Iterator[Traced]:
     for m in plan.moves:
         if state is None or m.state == state:
             for i in (m.tensor == number).nonzero()[0].tolist():
-                yield _told(plan, m, i, int(m.source_offset[i]), int(m.target_offset[i]), name, int(m.shape[i].prod()))
+                yield _traced(
+                    plan, m, i, int(m.source_offset[i]), int(m.target_offset[i]), name, int(m.shape[i].prod())
+                )
 
 
 def _runs_of_member(plan: Plan, file: str, family: str, name: str, state: str | None) -> Iterator[Traced]:
@@ -130,7 +132,7 @@ def _runs_of_member(plan: Plan, file: str, family: str, name: str, state: str | 
                 for begin, end in zip(first, last, strict=True):
                     source = int(m.source_offset[i] + (begin * m.source_stride[i]).sum())
                     target = int(m.target_offset[i] + (begin * m.target_stride[i]).sum())
-                    yield _told(plan, m, i, source, target, name, int((end - begin).prod()))
+                    yield _traced(plan, m, i, source, target, name, int((end - begin).prod()))
 
 
 def _of_element(plan: Plan, file: str, said: list[str], text: str, state: str | None) -> list[Traced]:
@@ -155,7 +157,7 @@ def _of_element(plan: Plan, file: str, said: list[str], text: str, state: str | 
                 if at is None:
                     continue
                 source = int(m.source_offset[i]) + sum(a * int(s) for a, s in zip(at, m.source_stride[i], strict=True))
-                one = _told(plan, m, i, source, position, named, 1)
+                one = _traced(plan, m, i, source, position, named, 1)
                 member = _member(plan, m, i)
                 is_copy = member is not None and (target, member) in members
                 out.append(evolve(one, kind="check") if is_copy else one)
@@ -214,7 +216,7 @@ def _member(plan: Plan, m: Runs, i: int) -> tuple[int, ...] | None:
     return tuple(rank // divisor % degree for divisor, degree in m.over) or None
 
 
-def _told(plan: Plan, m: Runs, i: int, source: int, target: int, element: str, elements: int) -> Traced:
+def _traced(plan: Plan, m: Runs, i: int, source: int, target: int, element: str, elements: int) -> Traced:
     s, t = plan.sources[int(m.source[i])], plan.targets[int(m.target[i])]
     here = End(s.file, key_text(s.key), _unravel(source, s.shape))
     there = End(t.file, key_text(t.key), _unravel(target, t.shape))

@@ -241,7 +241,7 @@ def placements_in_dtype(source: Side, target: Side) -> tuple[Placement, Placemen
     if changed:
         here = without_weights(apart(here), masters)
         there = _cast(apart(there), changed.keys() - masters)
-    return here, there, _told(source, target, change, {p: d for p, d in changed.items() if p not in masters})
+    return here, there, _notes(source, target, change, {p: d for p, d in changed.items() if p not in masters})
 
 
 def _demand_dtype(target: Side, tensor: LogicalTensor, change: Change) -> None:
@@ -296,7 +296,7 @@ def _cast(target: Placement, paths: set[str]) -> Placement:
 # ---- notes ------------------------------------------------------------------------------------------------------------------
 
 
-def _told(source: Side, target: Side, change: Change, alone: dict[str, str]) -> tuple[str, ...]:
+def _notes(source: Side, target: Side, change: Change, alone: dict[str, str]) -> tuple[str, ...]:
     out = [
         f"training in {change.now}: the source trains in {change.was}" if change.was else f"training in {change.now}"
     ]

@@ -124,10 +124,10 @@ class Kind:
                 return rule, rank
         return None, -1
 
-    def is_told_by(self, name: str) -> bool:
+    def is_marked_by(self, name: str) -> bool:
         return any(CompanionRule(mark, "carry", "").rank_of(name) is not None for mark in self.marks)
 
-    def is_told_by_step(self, folder: str, client: Collection[object]) -> bool:
+    def is_marked_by_step(self, folder: str, client: Collection[object]) -> bool:
         return bool(self.tag) and folder == self.tag and (not self.client or self.client in client)
 
     def is_engine(self, folder: str) -> bool:

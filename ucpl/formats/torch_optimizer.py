@@ -293,7 +293,7 @@ def _names(
     groups: list[_Group], model: NamedTensors, candidates: Mapping[str, Shape], order: Order | None
 ) -> tuple[Names, str]:
     if order is not None:
-        return _said(groups, model, candidates, order.take()), order.origin
+        return _in_order(groups, model, candidates, order.take()), order.origin
     if (stated := _stated_names(groups, model)) is not None:
         return stated
     listed = [*candidates.items()]
@@ -364,7 +364,7 @@ def _names_in(group: _Group) -> tuple[str, ...] | None:
     return None
 
 
-def _said(groups: list[_Group], model: NamedTensors, candidates: Mapping[str, Shape], order: Order) -> Names:
+def _in_order(groups: list[_Group], model: NamedTensors, candidates: Mapping[str, Shape], order: Order) -> Names:
     """Names by the caller's order, group after group."""
     rooms = [len(group.params) for group in groups]
     if not order.names:

@@ -38,7 +38,7 @@ def carried_blobs(
         elif own is None or own.rule.fate == "drop" or not own.places:
             _lacking(blob, own, source)
         else:
-            carried.append(_Fate(own, blob).carried())
+            carried.append(_BlobPair(own, blob).carried())
     for name in here:
         if name not in there:
             dropped.append(f"blob of {name}: {'dropped by name' if name in drop else 'the target names no such blob'}")
@@ -61,7 +61,7 @@ def _line(blob: Blob, fate: str = "keep") -> str:
     return f'blob {blob.name}{axes} {fate} in {blob.rule.file} as "{blob.rule.key.text}"'
 
 
-class _Fate:
+class _BlobPair:
     """A blob of both sides."""
 
     def __init__(self, own: Blob, blob: Blob) -> None:
@@ -85,7 +85,7 @@ class _Fate:
             ways.append(BlobWay(first.file, first.key, place.file, place.key))
             if fate != "first":  # which takes one value, whatever the others are
                 alike += [BlobWay(first.file, first.key, p.file, p.key) for p in self.at[origin][1:]]
-        return CarriedBlob(self.blob.name, fate, self.said(), tuple(ways), tuple(dict.fromkeys(alike)))
+        return CarriedBlob(self.blob.name, fate, self.text(), tuple(ways), tuple(dict.fromkeys(alike)))
 
     def origin(self, at_: Coordinate) -> Coordinate:
         """The source's coordinate whose value a coordinate of the target gets."""
@@ -96,7 +96,7 @@ class _Fate:
                 return tuple(c % n for c, n in zip(at_, self.own.degrees, strict=True))
         return at_
 
-    def said(self) -> str:
+    def text(self) -> str:
         name, own, blob = self.blob.name, self.own, self.blob
         match blob.rule.fate:
             case "keep":

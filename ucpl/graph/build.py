@@ -188,7 +188,7 @@ class _Drawing:
             tuple(self.derived),
             tuple(self.dropped),
             used,
-            self.filler.told(),
+            self.filler.lines_of_fills(),
         )
 
     # ---- sources of states -------------------------------------------------------------------------------------------

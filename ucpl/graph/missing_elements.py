@@ -244,7 +244,7 @@ class Filler:
     # ---- reports
     # ---------------------------------------------------------------------------------------------------------
 
-    def told(self) -> tuple[str, ...]:
+    def lines_of_fills(self) -> tuple[str, ...]:
         """A line for each state's fills, then for lines without effect."""
         out = []
         for (state, line), tensors in sorted(self.found.items(), key=lambda item: item[0]):

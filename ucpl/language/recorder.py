@@ -79,7 +79,7 @@ class SpanRecorder:
         if source.line != 1 or source.column != 1:
             column += source.column - 1 if line == 1 else 0
             line += source.line - 1
-        return Span(first.start_pos or 0, stop, line, column, source.name, source.said, self.version)
+        return Span(first.start_pos or 0, stop, line, column, source.name, source.line_text, self.version)
 
     def label(self, place: Place, text: str = "") -> Label:
         """A label at a token, a record or a part."""

@@ -26,7 +26,7 @@ class Source:
     column: int = 1
 
     @property
-    def said(self) -> str:
+    def line_text(self) -> str:
         """The line that spans carry.
 
         Of a text that is no file, it is all of the text.
@@ -38,7 +38,7 @@ class Source:
         above = self.text.count("\n", 0, start)
         column = start - self.text.rfind("\n", 0, start)  # rfind gives -1 on the first line: column is 1-based
         return Span(
-            start, stop, self.line + above, column + (self.column - 1 if above == 0 else 0), self.name, self.said
+            start, stop, self.line + above, column + (self.column - 1 if above == 0 else 0), self.name, self.line_text
         )
 
     def label(self, span: Span, text: str = "") -> Label:

@@ -185,5 +185,5 @@ def _decoded(value: object, source: Source, version: int = 1) -> object:
     _, start, stop, line, column, *fields = value
     if line == 1:
         column += source.column - 1
-    span = nodes.Span(start, stop, line + source.line - 1, column, source.name, source.said, version)
+    span = nodes.Span(start, stop, line + source.line - 1, column, source.name, source.line_text, version)
     return kind(*[_decoded(item, source, version) for item in fields], span=span)

@@ -13,7 +13,7 @@ from attrs import evolve
 
 from ucpl.language import nodes
 from ucpl.language.walk import walk
-from ucpl.layout.axes import stands_for
+from ucpl.layout.axes import tensor_of_label
 from ucpl.layout.scope import Scope
 
 __all__ = ["without_absent"]
@@ -58,7 +58,7 @@ def _is_skipped(item: nodes.LayoutItem, names: set[str], absent: set[str]) -> bo
     if not isinstance(item, nodes.Entry) or item.shape is None:
         return False
     labels = [t.label for s in walk(*item.shape) if isinstance(s, nodes.Stack) for t in s.terms if t.label is not None]
-    return all(p in absent for p in ([stands_for(item.path, label, names) for label in labels] or [item.path]))
+    return all(p in absent for p in ([tensor_of_label(item.path, label, names) for label in labels] or [item.path]))
 
 
 def _skipped(item: nodes.LayoutItem) -> nodes.LayoutItem:

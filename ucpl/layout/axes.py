@@ -221,7 +221,7 @@ def labels_of(axes: tuple[Axis, ...]) -> tuple[str | None, ...]:
     return tuple(dict.fromkeys(_labels(axes))) or (None,)
 
 
-def stands_for(path: str, label: str, names: Container[str]) -> str:
+def tensor_of_label(path: str, label: str, names: Container[str]) -> str:
     """Tensor that a label means in the entry of `path`.
 
     It is next to the entry's, below it, or farther and farther out. The last is that very name; a definition under a

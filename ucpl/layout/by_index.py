@@ -17,7 +17,7 @@ from ucpl.errors import fail
 from ucpl.language import nodes, print_expr
 from ucpl.language.walk import inside, rewritten, walk
 from ucpl.layout.arithmetic import meant_number
-from ucpl.layout.axes import stands_for
+from ucpl.layout.axes import tensor_of_label
 from ucpl.layout.indices import chosen
 from ucpl.layout.scope import Scope, at
 from ucpl.records import frozen
@@ -204,7 +204,7 @@ class _Work:
     def entry(self, item: nodes.Entry) -> list[nodes.Entry]:
         """One a combination of sizes that a layer has."""
         labels = [t.label for s in walk(*(item.shape or ())) if isinstance(s, nodes.Stack) for t in s.terms if t.label]
-        stands = {label: stands_for(item.path, label, self.tensors) for label in labels}
+        stands = {label: tensor_of_label(item.path, label, self.tensors) for label in labels}
         of = [p for p in stands.values() if p in self.parts] or [p for p in (item.path,) if p in self.parts]
         if not of:
             return [item]

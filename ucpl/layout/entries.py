@@ -26,7 +26,7 @@ from ucpl.layout.patterns import axes_closed, check_indices, check_no_flat, dims
 from ucpl.layout.remedies import for_dim, for_entry, for_parts
 from ucpl.layout.scales import scaled
 from ucpl.layout.scope import NUMBER_LIMIT, Scope, at
-from ucpl.layout.storing import Ground, is_there, said_clauses
+from ucpl.layout.storing import Ground, is_there, stated_clauses
 from ucpl.records import define, frozen
 
 __all__ = ["Placing", "Wild", "WrittenEntries", "entries_of", "is_wild", "written_entries"]
@@ -303,7 +303,7 @@ def _entry(item: nodes.Entry, ground: Ground, tensors: dict[str, LogicalTensor],
     shape = axes_closed(item.shape or (), ground.scope, item.span)
     targets = {label: _target(path, label, tensors, item.span) for label in ax.labels_of(shape)}
     variables = {"name": whole_name(item.path)} | ({"alias": alias, "owner": path} if alias else {})
-    storing = ground.storing(said_clauses(item), item.span, "weights", dims_in(item.indices))
+    storing = ground.storing(stated_clauses(item), item.span, "weights", dims_in(item.indices))
     storing = scaled(storing, item, targets.values(), tensors)
     entry = Entry(item.path, indices, shape, targets, storing, alias, variables, item.span)
     check_live(entry, tensors)
@@ -313,7 +313,7 @@ def _entry(item: nodes.Entry, ground: Ground, tensors: dict[str, LogicalTensor],
 
 def _spoken_of(item: nodes.Entry, path: str, tensors: dict[str, LogicalTensor]) -> list[LogicalTensor]:
     """Tensors of an entry that exist; with labels, the labelled ones."""
-    found = [ax.stands_for(path, label, tensors) for label in _labels(item)]
+    found = [ax.tensor_of_label(path, label, tensors) for label in _labels(item)]
     return [tensors[p] for p in found or [path] if p in tensors]
 
 
@@ -347,7 +347,7 @@ def _check_dims(item: nodes.Entry, of: list[LogicalTensor], scope: Scope) -> Non
 
 
 def _target(path: str, label: str | None, tensors: dict[str, LogicalTensor], span: nodes.Span) -> str:
-    target = path if label is None else ax.stands_for(path, label, tensors)
+    target = path if label is None else ax.tensor_of_label(path, label, tensors)
     if target not in tensors:
         unknown_tensor(target, tensors, span)
     return target
@@ -383,7 +383,7 @@ def _filled(wild: Wild, ground: Ground, tensors: dict[str, LogicalTensor]) -> En
             at(tensor.span),
             remedy="end the pattern with `...`",
         )
-    storing = ground.storing(said_clauses(item), item.span, "weights", dims_in(item.indices))
+    storing = ground.storing(stated_clauses(item), item.span, "weights", dims_in(item.indices))
     storing = scaled(storing, item, (tensor.path,), tensors)
     closed = axes_closed(shape, ground.scope, item.span)
     indices = axes_closed(item.indices, ground.scope, item.span) if wild.is_family else ()

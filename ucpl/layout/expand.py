@@ -21,7 +21,7 @@ from ucpl.layout.models import ModelGroups, aliases_of, groups_of, tensors_of, t
 from ucpl.layout.resolve import resolved
 from ucpl.layout.scope import Config, Scope, Value, literal
 from ucpl.layout.statements import CallInputs, Inherited, OpenedLayout, items_of, open_layout
-from ucpl.layout.storing import is_there, said_clauses
+from ucpl.layout.storing import is_there, stated_clauses
 from ucpl.layout.uses import names_of, without_unused
 
 __all__ = ["close", "expand", "items_of", "wildcards_of"]
@@ -91,7 +91,7 @@ def _written(item: nodes.LayoutItem, scope: Scope, groups: ModelGroups) -> Itera
         case nodes.Group(of_model=True):
             return [evolve(item, name=g, of_model=False, members=m) for g, m in groups]
         case nodes.States(groups=("*",)) if groups and is_there(item, scope):
-            return [evolve(item, clauses=said_clauses(item), groups=tuple(g for g, _ in groups))]
+            return [evolve(item, clauses=stated_clauses(item), groups=tuple(g for g, _ in groups))]
         case nodes.Assert():
             return []
         case _:
@@ -123,7 +123,7 @@ def _wild_entries(opened: OpenedLayout, *, every: bool = False) -> list[nodes.En
         written = evolve(written, explicit=frozenset())
     out = []
     for wild in written.wild(tensors, aliases_of(opened.model_items, tensors, opened.scope)):
-        clauses = tuple(_named(c, wild.variables) for c in said_clauses(wild.item))
+        clauses = tuple(_named(c, wild.variables) for c in stated_clauses(wild.item))
         out.append(nodes.Entry(wild.alias or wild.path, (), wild.item.shape, clauses, None))
     return out
 
@@ -163,7 +163,7 @@ def close(
     texts = {n for n, v in opened.scope.bindings.items() if isinstance(v, nodes.Text) and n not in spoken}
     known |= texts  # parts of templates, which have them in their places by now
     model_items = _closed(opened.scope, [*lets, *opened.model_items], known)
-    items = _without_globs(opened, _said_once(opened.items))
+    items = _without_globs(opened, _without_repetitions(opened.items))
     layout_items = [*_inner_parameters(opened), *_closed(opened.scope, [*lets, *items], known)]
     model = nodes.Model(opened.model.name, tuple(model_items))
     layout_items = _founded(layout_items, model_items)
@@ -181,7 +181,7 @@ def _without_globs(opened: OpenedLayout, items: list[nodes.LayoutItem]) -> list[
     tensors = tensors_of(opened.model_items, opened.scope)
     written = written_entries(items, opened.scope)
     lines = [
-        nodes.Entry(w.alias or w.path, (), w.item.shape, tuple(_named(c, w.variables) for c in said_clauses(w.item)))
+        nodes.Entry(w.alias or w.path, (), w.item.shape, tuple(_named(c, w.variables) for c in stated_clauses(w.item)))
         for w in written.globbed(tensors, aliases_of(opened.model_items, tensors, opened.scope))
     ]
     first = next(n for n, i in enumerate(items) if isinstance(i, nodes.Entry) and i.glob)
@@ -189,7 +189,7 @@ def _without_globs(opened: OpenedLayout, items: list[nodes.LayoutItem]) -> list[
     return [*rest[:first], *lines, *rest[first:]]
 
 
-def _said_once(items: Sequence[nodes.LayoutItem]) -> list[nodes.LayoutItem]:
+def _without_repetitions(items: Sequence[nodes.LayoutItem]) -> list[nodes.LayoutItem]:
     """Statements without repetitions from used layouts.
 
     One text has a mesh, the framework, and a derived state once. A second mesh without a name gets one, which nothing
@@ -257,7 +257,7 @@ def _decided(item: Item, scope: Scope) -> Item | None:
     if isinstance(item, nodes.Tensor | nodes.Alias | nodes.Files | nodes.Derive | nodes.Index):
         return evolve(item, when=None) if scope.holds(item.when) else None
     if isinstance(item, nodes.Entry | nodes.States):
-        return evolve(item, clauses=said_clauses(item)) if is_there(item, scope) else None
+        return evolve(item, clauses=stated_clauses(item)) if is_there(item, scope) else None
     if isinstance(item, nodes.Fill | nodes.FillStates):
         return None  # it describes how to make a checkpoint, not its storage
     return item

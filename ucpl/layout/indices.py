@@ -29,7 +29,7 @@ def chosen(among: nodes.Among, name: str, size: int, scope: Scope) -> Indices:
     found: set[int] = set()
     for item in among.items:
         found.update(
-            _steps(item, name, size, scope) if isinstance(item, nodes.Range) else _said(item, name, size, scope)
+            _steps(item, name, size, scope) if isinstance(item, nodes.Range) else _indices_of(item, name, size, scope)
         )
     return compact([i for i in range(size) if i not in found] if among.others else sorted(found))
 
@@ -41,7 +41,7 @@ def _steps(item: nodes.Range, name: str, size: int, scope: Scope) -> range:
     return range(size)[start:stop:step]
 
 
-def _said(item: nodes.Expr, name: str, size: int, scope: Scope) -> Iterator[int]:
+def _indices_of(item: nodes.Expr, name: str, size: int, scope: Scope) -> Iterator[int]:
     """Indices of one number or list.
 
     A negative one counts from the end, as bounds of ranges do.

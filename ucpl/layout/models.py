@@ -93,7 +93,7 @@ def _tensor(
     for position, dim in enumerate(item.dims):
         name, size = _dimension(item, position, scope, items)
         if size < 0:
-            fail("E132", f"dim `{name}` of `{item.path}` is {size}", *scope.said_at(name, at(dim.span)))
+            fail("E132", f"dim `{name}` of `{item.path}` is {size}", *scope.labels_at(name, at(dim.span)))
         if name in names:
             fail(
                 "E133",

@@ -246,7 +246,7 @@ def meshes_of(items: Iterable[nodes.LayoutItem], scope: Scope) -> tuple[Mesh, ..
         degrees = [scope.size(axis, item.span) for axis in item.axes]
         for axis, degree in zip(item.axes, degrees, strict=True):
             if degree < 1:
-                fail("E140", f"mesh axis `{axis}` is {degree}", *scope.said_at(axis, at(item.span)))
+                fail("E140", f"mesh axis `{axis}` is {degree}", *scope.labels_at(axis, at(item.span)))
         found.append(Mesh(item.name, item.axes, tuple(degrees)))
         total, first = prod(degrees), prod(found[0].degrees)
         if total > RANK_LIMIT:

@@ -225,7 +225,7 @@ def for_extent(item: nodes.Tensor, position: int, tensors: Collection[str]) -> s
         dims = tuple(nodes.Dimension(one) for one in inner)
         why = "the dims stand side by side behind the `:`, and the element type behind them"
         return _with_line(why, evolve(item, dims=dims, dtype=kind or item.dtype))
-    said = _said_elsewhere(item, position, tensors)
+    said = _misplaced_word(item, position, tensors)
     if said:
         return said
     if kind:
@@ -261,7 +261,7 @@ def for_open_dim(name: str, names: Iterable[str], left: Sequence[str]) -> str:
     )
 
 
-def _said_elsewhere(item: nodes.Tensor, position: int, tensors: Collection[str]) -> str:
+def _misplaced_word(item: nodes.Tensor, position: int, tensors: Collection[str]) -> str:
     """Remedy for words among the dims that belong elsewhere.
 
     Another line or clause has them. Empty for a name that may be a dim.

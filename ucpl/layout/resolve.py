@@ -107,7 +107,7 @@ def resolved(opened: OpenedLayout, sizes: Mapping[str, Value], *, fold: bool = F
     except UcplError as error:
         found = error.diagnostics[0]
         if isinstance(found.about, UnknownTensor):
-            say_why(found, found.about.name, opened, tensors, aliases)
+            add_reason(found, found.about.name, opened, tensors, aliases)
         raise
     check_block_edges(entries, tensors, _sizes(scope), indices)
     framework, settings = framework_of(items, scope)
@@ -263,7 +263,7 @@ def _call_text(opened: OpenedLayout) -> str:
 # ---------------------------------------------------------------------------
 
 
-def say_why(
+def add_reason(
     found: Diagnostic, name: str, opened: OpenedLayout, tensors: Iterable[str], aliases: Mapping[str, str]
 ) -> None:
     """Add the reason to `found`, an E137.

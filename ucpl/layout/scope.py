@@ -146,7 +146,7 @@ class Scope:
         except UcplError as error:
             if error.diagnostics[0].code == "E105":
                 self._reject_absent(expr)
-            raise self._where_said(expr, error) from None
+            raise self._at_definition(expr, error) from None
 
     def integer(self, expr: nodes.Expr) -> int:
         """Value of an expression that must be an integer. Raises E104 otherwise."""
@@ -156,9 +156,9 @@ class Scope:
         except UcplError as error:
             if error.diagnostics[0].code == "E105":
                 self._reject_absent(expr)
-            raise self._where_said(expr, error) from None
+            raise self._at_definition(expr, error) from None
 
-    def said_at(self, name: str, here: Label) -> tuple[Label, ...]:
+    def labels_at(self, name: str, here: Label) -> tuple[Label, ...]:
         """Places of a name's value and of its use.
 
         Only the latter if both are one.
@@ -174,7 +174,7 @@ class Scope:
                 name = value.path if isinstance(value, nodes.Name) else name
         return (here,) if found is None else (found, evolve(here, text=here.text or "needed here"))
 
-    def _where_said(self, expr: nodes.Expr, error: UcplError) -> UcplError:
+    def _at_definition(self, expr: nodes.Expr, error: UcplError) -> UcplError:
         """Move an error to the definition that is no integer."""
         found = error.diagnostics[0]
         names = (n for n in walk(expr) if isinstance(n, nodes.Name) and (at(n.span),) == found.labels)
@@ -182,7 +182,7 @@ class Scope:
         if name is None or not isinstance(found.about, NotWhole):
             return error
         said = f"a whole number is needed, not {found.about.value!r}"
-        labels = self.said_at(name.path, found.labels[0])
+        labels = self.labels_at(name.path, found.labels[0])
         return UcplError(evolve(found, message=said, labels=labels, remedy=self._of_whole(name.path, found)))
 
     def _of_whole(self, name: str, found: Diagnostic) -> str:

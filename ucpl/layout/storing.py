@@ -198,7 +198,7 @@ def is_there(item: nodes.Entry | nodes.States, scope: Scope) -> bool:
     return all(scope.holds(c.args[0]) for c in item.clauses if c.word == "when")
 
 
-def said_clauses(item: nodes.Entry | nodes.States) -> Clauses:
+def stated_clauses(item: nodes.Entry | nodes.States) -> Clauses:
     """The clauses of an entry or state line without its conditions."""
     return tuple(c for c in item.clauses if c.word != "when")
 
@@ -453,7 +453,7 @@ def states_lines(
             check_flat(item.shape[0], item.span)
             reject_live(item.shape, item.span, "a flat buffer")
         buckets = next((ground.scope.integer(c.args[0]) for c in item.clauses if c.word == "buckets"), None)
-        clauses = tuple(c for c in said_clauses(item) if c.word != "buckets")
+        clauses = tuple(c for c in stated_clauses(item) if c.word != "buckets")
         default = "optim" if "optim" in ground.files else "weights"
         shape = item.shape if isinstance(item.shape, str) else axes_closed(item.shape, ground.scope, item.span)
         storing = ground.storing(clauses, item.span, default, brackets)

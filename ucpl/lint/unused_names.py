@@ -33,7 +33,7 @@ def unused(library: Library, file: nodes.File) -> Iterator[tuple[str, str]]:
     """
     layouts = [s for s in file.statements if isinstance(s, nodes.Layout)]
     for layout in layouts:
-        yield from _of_layout(layout, _beside(library, layout))
+        yield from _of_layout(layout, _with_bases(library, layout))
     if layouts:
         yield from (("unused-number", text) for text in _numbers(library, file))
         yield from _of_models(library, file)
@@ -313,7 +313,7 @@ def _called(file: nodes.File) -> Iterator[str]:
 # ---- layouts that belong together ------------------------------------------------------------------------------------
 
 
-def _beside(library: Library, layout: nodes.Layout) -> list[nodes.Layout]:
+def _with_bases(library: Library, layout: nodes.Layout) -> list[nodes.Layout]:
     """The layout and all layouts that it uses or extends.
 
     Also those that use or extend it, with theirs.

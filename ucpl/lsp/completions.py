@@ -236,7 +236,7 @@ def _in_text(texts: EditorTexts, context: CursorContext) -> Iterator[Proposal]:
     token = context.token
     assert token is not None
     if context.word == "from":
-        yield from _files_beside(texts, context.place.path)
+        yield from _files_of_folder(texts, context.place.path)
     elif hole_at(token, context.offset) is not None and context.block.kind == "layout":
         yield from ((name, "word", text) for name, text in TEMPLATE_NAMES.items())
         statement = context.statement
@@ -251,7 +251,7 @@ def _in_text(texts: EditorTexts, context: CursorContext) -> Iterator[Proposal]:
                 yield known.name, known.kind, _detail(known.definition)
 
 
-def _files_beside(texts: EditorTexts, path: str) -> Iterator[Proposal]:
+def _files_of_folder(texts: EditorTexts, path: str) -> Iterator[Proposal]:
     folder = os.path.dirname(path)
     try:
         beside = sorted(n for n in os.listdir(folder) if n.endswith(".ucpl") and n != os.path.basename(path))

@@ -64,7 +64,7 @@ class Sheet:
                 placement = self._placed(text, call.strip())
             except UcplError as error:
                 first = error.diagnostics[0]
-                return out | {"picture": "", "why": _said(first)}
+                return out | {"picture": "", "why": _text_of(first)}
             from ucpl.pictures.layouts import layout_picture
             from ucpl.pictures.svg import layout_html
 
@@ -89,7 +89,7 @@ class Sheet:
         return located(called_in(library, call), Given(config=config.values if config is not None else None)).placement
 
 
-def _said(diagnostic: Diagnostic) -> str:
+def _text_of(diagnostic: Diagnostic) -> str:
     lines = [f"{diagnostic.code} {diagnostic.message}", *(label.text for label in diagnostic.labels if label.text)]
     return "\n".join([*lines, diagnostic.remedy] if diagnostic.remedy else lines)
 

@@ -266,7 +266,7 @@ def _cell(group: list[Fine], at: tuple[Frame, int, bool], path: str, axes: tuple
         firsts = holders.coordinates(axes, np.array([f.first for f in group]))
         told = zip(axes, firsts.T, strict=True)
         values = [(a, listed(np.unique(c), singly=2)) for a, c in told]
-        label = " · ".join(f"{a} {v}" for a, v in values) or holders.said(ranks) or "all"
+        label = " · ".join(f"{a} {v}" for a, v in values) or holders.text(ranks) or "all"
         short = "·".join(v for _, v in values)
     return Cell(
         ranks,

@@ -74,7 +74,7 @@ class Holders:
             out[:, n] = self.ranks.columns[axis][ranks]
         return out
 
-    def said(self, ranks: I64) -> str:
+    def text(self, ranks: I64) -> str:
         """`pp 0 · tp 1`: the coordinates that only these ranks have.
 
         Empty if these are all, or no coordinates are unique.
@@ -95,7 +95,7 @@ class Holders:
             return f"rank {int(ranks[0])}"
         if len(ranks) == self.count:
             return f"all {self.count:,} ranks"
-        numbers_text, said = listed(ranks), self.said(ranks)
+        numbers_text, said = listed(ranks), self.text(ranks)
         if len(ranks) <= SINGLY or "..." not in numbers_text:
             return f"ranks {numbers_text}"
         return f"{len(ranks):,} ranks: {said or numbers_text}"

@@ -256,6 +256,6 @@ def _rank_rows(placement: Placement, states: tuple[str, ...], holders: Holders, 
     for ranks in shown:
         total = elements[ranks].sum(axis=1)
         most = ranks[int(total.argmax())]
-        said, told = holders.named(ranks), holders.said(ranks)
+        said, told = holders.named(ranks), holders.text(ranks)
         said += f" ({told})" if told and told not in said else ""
         yield RankRow(ranks, said, tuple(elements[most].tolist()), int(padding[ranks].max()), int(total.min()))

@@ -74,7 +74,7 @@ class VaultPicture:
         """Bytes of the largest slot."""
         return max((d.slot for d in self.domains), default=0) or 1
 
-    def said(self) -> str:
+    def text(self) -> str:
         ranks = sum(len(d.ranks) for d in self.domains)
         more = f" and {self.more:,} more" if self.more else ""
         return f"{ranks:,} ranks in {len(self.domains):,} domains{more} · {self.protection} · two slots of each"
@@ -121,7 +121,7 @@ def _set(protection: Protection, among: tuple[int, ...]) -> SetShown:
     return SetShown(among, min(len(groups), GROUPS_MAX), needed, tuple(blocks), max(0, len(groups) - GROUPS_MAX))
 
 
-def bytes_said(domain: DomainShown) -> str:
+def bytes_text(domain: DomainShown) -> str:
     """The text behind a slot."""
     return f"{binary_text(sum(domain.saved))} saved, {binary_text(domain.for_others)} for others"
 
@@ -163,7 +163,7 @@ def vault_svg(picture: VaultPicture, *, paper: bool = True) -> str:
 
 def _head(d: Drawing, p: VaultPicture) -> float:
     d.text(MARGIN, 40, clipped(f"a vault of {p.call}", 84), "title", title=p.call)
-    d.text(MARGIN, 62, p.said(), "faint")
+    d.text(MARGIN, 62, p.text(), "faint")
     x = float(MARGIN)
     keys = ((SAVED, "saved by a rank"), (HELD, "held for others"), (shade_of(0), "a block of data, by its group"),
             (shade_of(0 + PARITY), "parity of its group"))  # fmt: skip
@@ -200,7 +200,7 @@ def _domain(d: Drawing, p: VaultPicture, domain: DomainShown, among: SetShown | 
             if domain.for_others:
                 tip = p.parity_tip(domain)
                 d.cell((x, top, domain.for_others * scale, BAR), HELD, tip, labels=("for others",))
-        d.text(SAID_AT, y + 14, bytes_said(domain), "small")
+        d.text(SAID_AT, y + 14, bytes_text(domain), "small")
         d.text(SAID_AT, y + 31, "and as much in the other slot", "small")
     if among is None:
         return
@@ -218,6 +218,6 @@ def _domain(d: Drawing, p: VaultPicture, domain: DomainShown, among: SetShown | 
 
 def vault_html(picture: VaultPicture) -> str:
     """The same in a page, with a table of the domains."""
-    rows = [(f"d{d.number}", ", ".join(map(str, d.ranks)), bytes_said(d)) for d in picture.domains]
+    rows = [(f"d{d.number}", ", ".join(map(str, d.ranks)), bytes_text(d)) for d in picture.domains]
     svg = vault_svg(picture, paper=False)
     return picture_page(f"A vault of {picture.call}", svg, ("domain", "ranks", "a slot"), rows)

@@ -128,7 +128,7 @@ class EntryPlacer:
         self.index_axes = tuple(dict.fromkeys(a for x in self.entry.indices for a in self._index_axes(x, frozenset())))
         self.partly = ax.partly_cut(self.entry.shape)
         self.copied = ax.is_copied(*self.entry.shape)
-        self.locals = self.locals_found.setdefault(self._kin(), {})
+        self.locals = self.locals_found.setdefault(self._pattern_key(), {})
         self.kin = id(self.locals)  # of whatever is equal: to compare patterns takes long
         for axis in (*self.shape_axes, *self.index_axes):
             if axis not in self.degrees:
@@ -141,7 +141,7 @@ class EntryPlacer:
                     else f"add the line: mesh {axis}",
                 )
 
-    def _kin(self) -> Kin:
+    def _pattern_key(self) -> Kin:
         """Key of one tensor without brackets: its pattern and sizes.
 
         In the pattern, the dims' places replace their names.

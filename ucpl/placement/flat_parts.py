@@ -233,7 +233,7 @@ class FlatParts:
                     number,
                     line.name or "",
                     here_only,
-                    self.tell(flat.members, body),
+                    self.names_and_shapes(flat.members, body),
                     (),
                     0,
                     line.cut[-1] if line.cut else None,
@@ -246,7 +246,7 @@ class FlatParts:
                 found.replica.append(tuple(here_only.values()))
         return len(runs)
 
-    def tell(self, members: fl.Members, body: fl.Body) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    def names_and_shapes(self, members: fl.Members, body: fl.Body) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """Names and local shapes of members.
 
         Ranks whose members have the same ones share one tuple.
@@ -493,7 +493,7 @@ class _Base:
     boxes: I64  # (members,) how many of them each member has
     first: I64  # (members,) and the first of those, in the table of all
 
-    def lies_as(self, other: _Base) -> bool:
+    def has_places_of(self, other: _Base) -> bool:
         """True if boxes have the same sizes and places in local storage.
 
         Their elements may differ.
@@ -516,7 +516,7 @@ def _alike(cuts: Sequence[FlatCut], base: Sequence[_Base]) -> I64:
     out = []
     for i, (_, _, cut, _) in enumerate(cuts):
         known = first.setdefault((id(cut.rows), len(base[i].table)), [])
-        found = next((j for j in known if base[i].lies_as(base[j])), i)
+        found = next((j for j in known if base[i].has_places_of(base[j])), i)
         if found == i:
             known.append(i)
         out.append(found)
@@ -616,7 +616,7 @@ class _FlatBoxes:
             k = self.site.k
             every = len(which) * rows
             # Member and row of a box, if the policy depends on them: `trusted` puts the policy here.
-            apart = bool(self.site.partly_loose(self.said(placer)[0], placer))
+            apart = bool(self.site.partly_loose(self.policy(placer)[0], placer))
             whose = (e << _ROW_BITS) + (np.arange(rows, dtype=np.int64) if apart else np.zeros(rows, dtype=np.int64))
             tables.append(
                 Pieces(
@@ -651,7 +651,7 @@ class _FlatBoxes:
         policy, over = [], []
         for row in first.tolist():
             placer = self.site.placers[int(pieces.policy[row]) >> _ROW_BITS]
-            storing, cut = self.said(placer)
+            storing, cut = self.policy(placer)
             local = placer.local({a: int(self.site.ranks.columns[a][at_rank[row]]) for a in placer.shape_axes})
             policies = self.site.policies(storing, cut, placer, int(at_rank[row]), local)
             policy.append(int(policies[int(pieces.policy[row]) & ((1 << _ROW_BITS) - 1)]) if len(policies) else 0)
@@ -660,7 +660,7 @@ class _FlatBoxes:
             policy=np.array(policy, dtype=np.int64)[which], over=np.array(over, dtype=np.int64)[which]
         )
 
-    def said(self, placer: EntryPlacer) -> tuple[Storing, frozenset[str]]:
+    def policy(self, placer: EntryPlacer) -> tuple[Storing, frozenset[str]]:
         """Policy of a member's copies, and the axes that cut everything.
 
         No two ranks along these hold the same of the member.

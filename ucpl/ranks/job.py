@@ -313,7 +313,7 @@ class StoreGroup:
         """Ranks that have not started."""
         return [rank for rank, (count, _) in self._beats.items() if count == 0]
 
-    def _heard(self, rank: int) -> int | None:
+    def _beats_of(self, rank: int) -> int | None:
         """The heartbeat count of a rank; None after its end."""
         is_done = self._ask(lambda store: store.check([f"bye/{rank}"]))
         return None if is_done else self._ask(lambda store: store.add(f"beat/{rank}", 0))
@@ -321,7 +321,7 @@ class StoreGroup:
     def _listen(self, others: range) -> None:
         for rank in others:
             count, then = self._beats[rank]
-            found, now = self._heard(rank), time.monotonic()
+            found, now = self._beats_of(rank), time.monotonic()
             if found is None:
                 continue
             if found != count:

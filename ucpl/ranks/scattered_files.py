@@ -186,7 +186,7 @@ def check_copies(team: AnyTeam, mine: Mapping[str, Path], source: str, every: Se
                 unsure.add(name)
     if unsure:
         told = team.all(ends_of({name: path for name, path in mine.items() if name in unsure}))
-        copies_differ([_ends_told(one) for one in told], source)
+        copies_differ([_ends_from(one) for one in told], source)
 
 
 def ends_of(files: Mapping[str, Path]) -> Ends:
@@ -211,7 +211,7 @@ def copies_differ(every: Sequence[Ends], source: str) -> None:
                 fail("E625", what, *(Label(f"rank {r}", s) for r, s in zip((there, rank), said, strict=True)))
 
 
-def _ends_told(told: object) -> Ends:
+def _ends_from(told: object) -> Ends:
     assert isinstance(told, dict)
     return {str(name): (int(size), str(digest)) for name, (size, digest) in told.items()}
 

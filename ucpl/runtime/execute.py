@@ -26,7 +26,7 @@ from ucpl.errors import Diagnostic, Label, UcplError, called, fail
 from ucpl.errors import catalogue as codes
 from ucpl.extents import as_filed
 from ucpl.files.checkpoint import Checkpoint, Framework, Skeleton
-from ucpl.formats.folders import with_beside
+from ucpl.formats.folders import with_companions
 from ucpl.planning import BoundFiles, Plan, bound
 from ucpl.records import frozen
 from ucpl.runtime import rank_protocol, resume
@@ -163,7 +163,7 @@ def _bind(plan: Plan, source: Checkpoint, framework: Framework, options: RunOpti
     """Bind a plan to the source's files, target's files and texts."""
     sources = fit(plan.sources, source.extents)
     skeleton = _skeleton(plan, source, framework, options.tag)
-    skeleton = with_beside(skeleton, source, plan.target)
+    skeleton = with_companions(skeleton, source, plan.target)
     remarks = _check_globals(skeleton, options)
     layout = lay_out(skeleton, plan.targets)
     sources += tuple(where for where, _ in layout.carried)

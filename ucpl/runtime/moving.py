@@ -132,12 +132,12 @@ class Mover:
                     self._movers -= 1
                 self._look.set()
                 if again is not None:
-                    again.beside(stop, self._moved, space)
+                    again.read_along(stop, self._moved, space)
 
         def read(stop: threading.Event) -> None:
             assert again is not None
             with Workspace(self.plane.share, self.plane.budget) as space:
-                again.beside(stop, self._moved, space)
+                again.read_along(stop, self._moved, space)
 
         works = [work] * self.plane.workers
         if again is not None:
@@ -149,7 +149,7 @@ class Mover:
                 run_workers(works, self._meanwhile, self._look)
             finally:
                 self._flush()
-        self._say()
+        self._report_progress()
 
     def _spans(self, groups: list[Batch]) -> Iterator[tuple[int, int, int]]:
         """Results of groups: (target, its first element, the one behind the last)."""
@@ -239,7 +239,7 @@ class Mover:
         return UcplError(*found) if found else error
 
     def _meanwhile(self) -> None:
-        self._say()
+        self._report_progress()
         self.team.look()
         late = time.monotonic() - self._flushed_at >= SYNC_SECONDS
         is_end = not self._movers and not self._moved.is_set()
@@ -252,7 +252,7 @@ class Mover:
                 self._phase.enter_context(self.plane.counters.phase("read-back"))
                 self.read_back.look()
 
-    def _say(self) -> None:
+    def _report_progress(self) -> None:
         if self.progress is not None:
             self.progress(self._done_bytes, int(self.known.tiles.size.sum()))
 

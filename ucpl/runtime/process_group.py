@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ucpl.records import frozen
 
-__all__ = ["ALONE", "Alone", "ProcessGroup", "Within", "beside", "shares"]
+__all__ = ["ALONE", "Alone", "ProcessGroup", "Within", "near_sources", "shares"]
 
 SLACK = 1.25  # factor of an even share that a rank may have, to read from its own disk
 
@@ -111,7 +111,7 @@ def shares(cost: I64, size: int) -> I64:
     return out
 
 
-def beside(cost: I64, near: Sequence[Mapping[tuple[int, ...], int]], size: int) -> I64:
+def near_sources(cost: I64, near: Sequence[Mapping[tuple[int, ...], int]], size: int) -> I64:
     """Assign each piece of work to a rank near its source.
 
     The rank with most of the source gets a piece. cost: (N,) of each piece. near: for each piece, bytes of its source

@@ -18,7 +18,7 @@ from ucpl.runtime.counters import Counters
 from ucpl.runtime.disk import sync_folder
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.journal import Journal, Past, read_journal
-from ucpl.runtime.process_group import ProcessGroup, beside, shares
+from ucpl.runtime.process_group import ProcessGroup, near_sources, shares
 from ucpl.runtime.publish import Workplace
 from ucpl.runtime.targets import cannot_write
 from ucpl.runtime.tiles import DoneTiles, Tiles
@@ -132,7 +132,7 @@ def share_of_groups(
                 holders = tuple(team.near[file])
                 some[holders] = some.get(holders, 0) + size
             made_of.append(some)
-        whose = beside(cost, made_of, team.size)
+        whose = near_sources(cost, made_of, team.size)
     else:
         whose = shares(cost, team.size)
     return [group for group, rank in zip(groups, whose.tolist(), strict=True) if rank == team.rank]

@@ -75,7 +75,7 @@ class ReadBack:
         with self._news:
             self._news.notify_all()
 
-    def beside(self, stop: threading.Event, moved: threading.Event, space: Workspace) -> None:
+    def read_along(self, stop: threading.Event, moved: threading.Event, space: Workspace) -> None:
         """Read back durable tiles until all are moved and read back.
 
         Raises: UcplError E505.

@@ -88,7 +88,7 @@ class Fragments:
         for column in self._columns:
             del column[:]
 
-    def told(self) -> list[bytes]:
+    def all_bytes(self) -> list[bytes]:
         """All of it, for another process."""
         return [column.tobytes() for column in self._columns]
 
@@ -178,7 +178,7 @@ class Reader:
 
     def comb(self, file: int, position: int, step: int, views: list[memoryview]) -> None:
         """Runs of one size, `step` bytes apart, each read alone."""
-        self._tell_comb(file, position, step, len(views[0]), self._runs(file, position, step, views))
+        self._record_comb(file, position, step, len(views[0]), self._runs(file, position, step, views))
 
     def _runs(self, file: int, position: int, step: int, views: list[memoryview]) -> list[int]:
         """CRC of each run.
@@ -194,7 +194,7 @@ class Reader:
         self.digest += time.perf_counter() - begin
         return crcs
 
-    def _tell_comb(self, file: int, position: int, step: int, size: int, crcs: list[int]) -> None:
+    def _record_comb(self, file: int, position: int, step: int, size: int, crcs: list[int]) -> None:
         """Record all runs of one comb at once.
 
         To join a few CRCs takes as long as to join thousands.
@@ -301,7 +301,7 @@ class Reader:
             crcs += self._runs(s.file, part.position, s.step[0], views[:count])
             there = strided(out, part.at, part.shape, part.out_step, s.itemsize)
             there[...] = strided(staging, 0, part.shape, (apart, *s.step[1:]), s.itemsize)
-        self._tell_comb(s.file, s.position, s.step[0], run, crcs)
+        self._record_comb(s.file, s.position, s.step[0], run, crcs)
 
     def _skip_gaps(self, s: _Strip, out: U8, staging: U8) -> None:
         """Read a box without its gaps, along the widest dim.

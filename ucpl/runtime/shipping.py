@@ -368,7 +368,7 @@ def _gather(run: ShippedRun, files: range, unit_crc: NDArray[np.uint32], beside:
         mine = {
             "crc": _text(unit_crc.tobytes()),
             "beside": {str(i): [[at, _text(data)] for at, data in beside[i][fixed[i] :]] for i in files},
-            "read": [_text(column) for column in run.fragments.told()],
+            "read": [_text(column) for column in run.fragments.all_bytes()],
         }
     with waiting(run.team, run.counters):
         told = run.team.all(mine)

@@ -91,7 +91,7 @@ def _verified(checkpoint: Checkpoint, memory: int, workers: int, seconds: float 
     held = _held(checkpoint, base)
     listed = _Listed(base, manifest.files if manifest is not None else {}, held, archives, findings)
     names = {Path(os.path.relpath(checkpoint.root / file, base)).as_posix() for file in checkpoint.files}
-    names |= _beside(checkpoint, base)
+    names |= _companion_files(checkpoint, base)
     for name in sorted(names | set(listed.stated)):
         listed.add(name)
     # Spans of one file in a row are one piece of work: the bytes are read once for all digests of a span's range.
@@ -204,7 +204,7 @@ class _Listed:
         return found
 
 
-def _beside(checkpoint: Checkpoint, base: Path) -> set[str]:
+def _companion_files(checkpoint: Checkpoint, base: Path) -> set[str]:
     """Files of the folder around the shards."""
     container = checkpoint.container
     if container is None:

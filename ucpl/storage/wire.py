@@ -26,7 +26,16 @@ from ucpl.records import define
 from ucpl.storage.authentication import AccessDenied, Address, Connector, Listener
 from ucpl.storage.keys import Names
 
-__all__ = ["Address", "QuestionServer", "Channel", "QuestionClient", "Question", "Session", "NoAnswer", "hang_up"]
+__all__ = [
+    "Address",
+    "QuestionServer",
+    "Channel",
+    "QuestionClient",
+    "Question",
+    "Session",
+    "NoAnswer",
+    "end_connection",
+]
 
 Question: TypeAlias = Mapping[str, object]
 EVERY = 0.2  # seconds between two checks of the peer
@@ -163,7 +172,7 @@ class QuestionServer:
         most = Counter(self._greeted.values()).most_common(1)[0][0]
         oldest = next(caller for caller, where in self._greeted.items() if where == most)
         del self._greeted[oldest]
-        hang_up(oldest)
+        end_connection(oldest)
 
     def _serve(self, caller: socket.socket) -> None:
         """Answer a caller; a malformed question ends the connection.
@@ -204,10 +213,10 @@ class QuestionServer:
 
     def close(self) -> None:
         self._is_open = False
-        hang_up(self._listener)  # wakes the thread that waits for a caller
+        end_connection(self._listener)  # wakes the thread that waits for a caller
         with self._lock:
             for caller in self._open:
-                hang_up(caller)
+                end_connection(caller)
         self._thread.join(1.0)
         self._listener.close()
 
@@ -284,7 +293,7 @@ class QuestionClient:
             self._idle.clear()
 
 
-def hang_up(connection: Channel | socket.socket) -> None:
+def end_connection(connection: Channel | socket.socket) -> None:
     """End a connection for both sides at once.
 
     A fork may have its descriptor too.

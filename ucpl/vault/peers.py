@@ -96,7 +96,7 @@ class Peers:
             if other not in unheard:
                 self._hear(other)
 
-    def are_heard(self, then: Callable[[], None]) -> bool:
+    def have_answered(self, then: Callable[[], None]) -> bool:
         """True if all peers have answered and `then` has ended.
 
         The peers are asked in parallel. `then` runs once, after the answers.

@@ -72,10 +72,10 @@ def read_ranks_json(folder: Path) -> JsonObject:
 
     Empty if it is none or damaged.
     """
-    return _beside(folder)[1]
+    return _generation_in(folder)[1]
 
 
-def _beside(folder: Path) -> tuple[JsonObject, JsonObject, str]:
+def _generation_in(folder: Path) -> tuple[JsonObject, JsonObject, str]:
     """The generation, its complete description, and the damage of that."""
     text, sealed = _bytes(folder / STATE), _bytes(folder / SAVED)
     which = unseal(sealed) if sealed is not None else None
@@ -120,7 +120,7 @@ def persisted_in(folder: Path) -> list[Persisted]:
 
 
 def found_in(path: Path, step: int) -> Persisted:
-    which, _, damage = _beside(path)
+    which, _, damage = _generation_in(path)
     vault, generation, at = which.get("vault"), which.get("generation"), which.get("committed_ms")
     if not isinstance(vault, str) or type(generation) is not int or generation < 0:
         return Persisted(path, step, damage=damage)

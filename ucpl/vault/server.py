@@ -163,7 +163,7 @@ class Server:
 
         Raises: OSError; UcplError E694, if the domain has another server now.
         """
-        if self._others is not None and not self._others.are_heard(self._take_up):
+        if self._others is not None and not self._others.have_answered(self._take_up):
             return None
         holders = self._holders()
         newest = next(iter(read_commits(holders, self.job, sure=True)), None)

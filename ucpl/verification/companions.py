@@ -98,11 +98,11 @@ def agreement(
         compared = compare_target(order(graph, name="beside"), shards, model, memory=memory, workers=workers)
         elements += compared.elements
         seen = together((seen, *compared.seen.values()))
-        asked.differs += _told(compared, target)
+        asked.differs += _texts_of(compared, target)
     return Agreement(len(reach) + len(asked.rounded), elements, tuple(asked.differs), tuple(asked.uncompared), seen)
 
 
-def _told(compared: Iterable[Unequal], target: Placement) -> Iterator[str]:
+def _texts_of(compared: Iterable[Unequal], target: Placement) -> Iterator[str]:
     homes = [h for p in target.parts for h in p.homes]
     for u in compared:
         _, element = element_at(target, u.target, u.position(homes[u.target].shape))

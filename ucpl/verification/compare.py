@@ -36,7 +36,7 @@ from ucpl.verification.train_states import (
     Difference,
     OneSidedValue,
     StateComparison,
-    beside,
+    compare_states,
     counted_names,
 )
 
@@ -67,12 +67,12 @@ class Likeness:
     narrow: str = ""  # dtypes in which weights of two types were compared
 
     @property
-    def is_void(self) -> bool:
+    def is_empty(self) -> bool:
         """Return True if nothing was compared: neither side has a tensor."""
         return not self.differences and not self.tensors
 
     def __bool__(self) -> bool:
-        return not self.differences and not self.is_void
+        return not self.differences and not self.is_empty
 
 
 def likeness(
@@ -135,7 +135,7 @@ def likeness(
         read += compared.report.bytes_read
         live = max(live, compared.report.bytes_live_max)
         found += [named(u, target, turned) for u in compared]
-    aside = beside(a, b) if not weights else StateComparison()
+    aside = compare_states(a, b) if not weights else StateComparison()
     blobs, values = compare_blobs(a, here, b, there) if not weights else ([], 0)
     found += [*aside.differences, *blobs]
     unsaid = (*silent, *aside.unsaid)

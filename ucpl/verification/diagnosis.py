@@ -120,7 +120,7 @@ class Diagnosis:
         for axis in range(a.ndim):
             order = _order(np.moveaxis(a, axis, 0), np.moveaxis(b, axis, 0))
             if order is not None:
-                return f"the same numbers in another order along axis {axis}: {_told(order)}"
+                return f"the same numbers in another order along axis {axis}: {_order_text(order)}"
         if np.array_equal(np.sort(a.ravel()), np.sort(b.ravel())):
             return "the same numbers in another order"
         return ""
@@ -181,7 +181,7 @@ def _order(a: Words, b: Words) -> I64 | None:
     return np.array([theirs[row] for row in ours], dtype=np.int64)
 
 
-def _told(order: I64) -> str:
+def _order_text(order: I64) -> str:
     """Describe an order: swapped parts, transposed digits, or the first move."""
     n = len(order)
     starts = [0, *(np.flatnonzero(np.diff(order) != 1) + 1).tolist(), n]

@@ -15,7 +15,7 @@ from ucpl.layout.axes import dims_of
 from ucpl.placement import Part
 from ucpl.records import frozen
 
-__all__ = ["Mismatch", "pattern_of", "told_once"]
+__all__ = ["Mismatch", "pattern_of", "without_repetitions"]
 
 _ALIKE = 0.7  # of a key without its numbers, and one that no entry covers
 _COMPARED_MAX = 2000  # keys without their numbers that are compared by spelling
@@ -39,7 +39,7 @@ class Mismatch:
     of_some: bool = False  # the same entry, or another key with other numbers, fits
 
 
-def told_once(found: Sequence[Diagnostic], layout: Layout) -> list[Diagnostic]:
+def without_repetitions(found: Sequence[Diagnostic], layout: Layout) -> list[Diagnostic]:
     """The findings, one for each line and each run of layers.
 
     A key that a wrong entry may mean is named by the message of that entry alone.

@@ -22,7 +22,7 @@ from ucpl.placement import Part, Placement
 from ucpl.records import frozen
 from ucpl.registry import format_named
 from ucpl.verification.blobs import missing
-from ucpl.verification.mismatches import Mismatch, pattern_of, told_once
+from ucpl.verification.mismatches import Mismatch, pattern_of, without_repetitions
 
 SHOWN = 8  # findings of one kind that are listed
 
@@ -179,7 +179,7 @@ def demand(placement: Placement, checkpoint: Checkpoint) -> None:
     """Raise the first few results of `findings`, one for each line."""
     found = findings(placement, checkpoint)
     if found:
-        raise UcplError(*told_once(found, placement.layout)[:SHOWN])
+        raise UcplError(*without_repetitions(found, placement.layout)[:SHOWN])
 
 
 # --- Files of more ranks than the layout has ------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from ucpl.formats.run_steps import STEPS, optimizer_steps, steps_of
 from ucpl.records import define, frozen
 from ucpl.verification.values import ValueTensors, apart, value_text
 
-__all__ = ["NO_GROUPS", "NO_KINDS", "Difference", "StateComparison", "OneSidedValue", "beside", "counted_names"]
+__all__ = ["NO_GROUPS", "NO_KINDS", "Difference", "StateComparison", "OneSidedValue", "compare_states", "counted_names"]
 
 # Values that continue a run in the engine; the other blobs are made anew for each target.
 COUNTERS = ("global_steps", "global_samples", "skipped_steps")  # a run begins at 0
@@ -98,7 +98,7 @@ class StateComparison:
     count: int = 0
 
 
-def beside(a: Checkpoint, b: Checkpoint) -> StateComparison:
+def compare_states(a: Checkpoint, b: Checkpoint) -> StateComparison:
     """Compare everything that is not a tensor of the model."""
     pair = _Pair(a.state, b.state, ValueTensors.of(a), ValueTensors.of(b), StateComparison())
     pair.groups()

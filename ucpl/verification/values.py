@@ -94,7 +94,7 @@ class _Trees:
             for key in [*a, *(k for k in b if k not in a)]:
                 name = f"{path}.{key}" if path else str(key)
                 if key not in a or key not in b:
-                    yield ValueDifference(name, _said(a, key), _said(b, key))
+                    yield ValueDifference(name, _value_or_nothing(a, key), _value_or_nothing(b, key))
                 else:
                     yield from self.apart(name, a[key], b[key])
         elif isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
@@ -140,7 +140,7 @@ def _tensors(
         at += len(x)
 
 
-def _said(value: dict[object, object], key: object) -> str:
+def _value_or_nothing(value: dict[object, object], key: object) -> str:
     return value_text(value[key]) if key in value else "nothing"
 
 

@@ -201,12 +201,14 @@ def demand_whole(name: str, stored: ChunkedTensor, path: Path) -> None:
     ]
     what = "is in no chunk" if not holders else f"is in {len(holders)} chunks"
     places = [
-        Label(str(_beside(path, c.place.file)), f"{list(c.shape)} at {list(c.offset)}", where=f"byte {c.place.start}")
+        Label(
+            str(_chunk_file(path, c.place.file)), f"{list(c.shape)} at {list(c.offset)}", where=f"byte {c.place.start}"
+        )
         for c in holders[:2]
     ]
     fail("E521", f"element {element} of `{name}` {what}", Label(str(path), where=name), *places)
 
 
-def _beside(path: Path, file: str) -> Path:
+def _chunk_file(path: Path, file: str) -> Path:
     """A file of chunks, in the folder of their description."""
     return path.parent / Path(file).name if path.name == METADATA else path.parent / file

@@ -209,14 +209,14 @@ class _Ranks:
         of_groups = [some for _, some in groups]
         is_said = not is_named and self.order is not None and bool(self.order.names)
         found: list[list[list[FlatMember]]] | Unclear = (
-            self.said(of_groups, sharing, is_flat)
+            self.in_order(of_groups, sharing, is_flat)
             if is_said
             else self.named(of_groups)
             if is_named
-            else self.told(of_groups, sharing, is_flat)
+            else self.matched(of_groups, sharing, is_flat)
         )
         if self.is_alone and not is_named and not is_said:
-            is_flat, found = self.told_alone(of_groups, ranks, found)
+            is_flat, found = self.matched_alone(of_groups, ranks, found)
         if isinstance(found, Unclear):
             which = f"`{found.name}` may have more than one" if found.name else "more than one order does"
             which = which if found.is_several else "no order of the model fits"
@@ -252,7 +252,7 @@ class _Ranks:
         self.aliases = {name: owner for name, owner in ties.items() if owner in listed and name not in listed}
         return [[[FlatMember(str(name), self.parts[str(name)][0].shape, 0)] for name in some] for some in groups]
 
-    def said(self, groups: list[list[Number]], ranks: list[_Rank], is_flat: bool) -> list[list[list[FlatMember]]]:
+    def in_order(self, groups: list[list[Number]], ranks: list[_Rank], is_flat: bool) -> list[list[list[FlatMember]]]:
         """Parameters of numbers in the caller's order. Raises: UcplError E466."""
         assert self.order is not None
         names, origin = [*(self.order.take().at(0) or ())], self.order.origin
@@ -286,7 +286,7 @@ class _Ranks:
         """True for one rank of plain tensors, which FSDP does not cut."""
         return len(self.along) == 1 and all(not p.placements for parts in self.parts.values() for p in parts)
 
-    def told_alone(
+    def matched_alone(
         self, groups: list[list[Number]], ranks: list[_Rank], by_shape: list[list[list[FlatMember]]] | Unclear
     ) -> tuple[bool, list[list[list[FlatMember]]] | Unclear]:
         """Find the form of one rank's states, and its parameters.
@@ -296,7 +296,7 @@ class _Ranks:
         (top, part), numbers = ranks[0], [number for some in groups for number in some]
         if any(len(shape) != 1 for n in numbers if (shape := self.numbered(top, n, part)) is not None):
             return False, by_shape
-        flat = self.told(groups, ranks, True)
+        flat = self.matched(groups, ranks, True)
         if isinstance(by_shape, Unclear):
             return True, flat
         return False, by_shape if isinstance(flat, Unclear) or flat == by_shape else Unclear(True)
@@ -305,7 +305,7 @@ class _Ranks:
         self.not_read += [NotRead(name, why, is_optimizer=True) for name in files]
         return ()
 
-    def told(
+    def matched(
         self, groups: list[list[Number]], ranks: list[_Rank], is_flat: bool
     ) -> list[list[list[FlatMember]]] | Unclear:
         """Match numbers to parameters, for each group.

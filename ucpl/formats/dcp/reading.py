@@ -133,7 +133,7 @@ class Opened:
             archives=self.metadata.archives,
             remarks=tuple(one.message for one in self.chunks.issues),
             scalar_extents=self.scalar_extents,
-            notes=self.wrapped.told(),
+            notes=self.wrapped.notes(),
             own=self.wrapped,
         )
 

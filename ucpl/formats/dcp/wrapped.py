@@ -44,7 +44,7 @@ class Wrapped(Own):
         """The name or number of a parameter in the optimizer's groups."""
         return self.numbers.get(name, self.optimizer.get(name, name))
 
-    def told(self) -> tuple[str, ...]:
+    def notes(self) -> tuple[str, ...]:
         """For `inspect`."""
         if self.numbers:
             return (

@@ -224,11 +224,11 @@ class DCPWriter:
 
     # ---- names with the wraps of the source's modules -----------------------------------------------------------------
 
-    def said(self, name: str) -> str:
+    def entry_name(self, name: str) -> str:
         """An entry's name, its parameter called as the source's dict does."""
         return self.wraps(name)[0]
 
-    def said_steps(self, name: str, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    def entry_steps(self, name: str, steps: tuple[Step, ...]) -> tuple[Step, ...]:
         made, plain, called = self.wraps(name)
         if made == name:
             return steps
@@ -280,7 +280,7 @@ class DCPWriter:
             self.described[name] = _described(tensor.storage.dtype, whole, mine)
         path, file = self.file(rank, name)
         number, start, size = file.add(archive)
-        self.places.append((name, _index(self.said(name), offset, len(mine)), _stored(path, start, size)))
+        self.places.append((name, _index(self.entry_name(name), offset, len(mine)), _stored(path, start, size)))
         mine.append(_record("ChunkStorageMetadata", {"offsets": Size(offset), "sizes": Size(tensor.shape)}))
         return number
 
@@ -392,7 +392,7 @@ class DCPWriter:
             self.claim(name, steps)
             number, start, size = file.add(Archive(made))
             self.described[name] = _record("BytesStorageMetadata", None)
-            self.places.append((name, _index(self.said(name), None, None), _stored(path, start, size)))
+            self.places.append((name, _index(self.entry_name(name), None, None), _stored(path, start, size)))
         file.carried += [evolve(one, storage=f"{number}:{one.storage}") for one in storages.carried]
 
     def values_of_run(self) -> None:
@@ -419,11 +419,13 @@ class DCPWriter:
                 "Metadata",
                 {
                     "state_dict_metadata": {
-                        self.said(name): one for name, one in self.described.items() if name in mine
+                        self.entry_name(name): one for name, one in self.described.items() if name in mine
                     },
                     "planner_data": paths
                     and {
-                        self.said(name): self.said_steps(name, steps) for name, steps in paths.items() if name in mine
+                        self.entry_name(name): self.entry_steps(name, steps)
+                        for name, steps in paths.items()
+                        if name in mine
                     },
                     "storage_data": {index: place for name, index, place in self.places if name in mine},
                     "storage_meta": None,

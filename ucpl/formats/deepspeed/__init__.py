@@ -59,9 +59,9 @@ class _EngineFormat(Format):
         return KNOWN_GLOBALS
 
     def scaling_note(self, source: Checkpoint, *, is_fp16: bool) -> str:
-        from ucpl.formats.deepspeed.config import scaling_told
+        from ucpl.formats.deepspeed.config import scaling_note
 
-        return scaling_told(source, is_fp16)
+        return scaling_note(source, is_fp16)
 
 
 class DeepSpeedFormat(_EngineFormat):

@@ -38,17 +38,17 @@ def regenerated(config: Value | None, settings: Mapping[str, Plain]) -> dict[obj
     stage = settings["stage"]
     zero = out["zero_optimization"] = _section(config, "zero_optimization")
     zero["stage"] = stage
-    _say(zero, "elastic_checkpoint", bool(settings.get("elastic", 0)), False)
+    _set_option(zero, "elastic_checkpoint", bool(settings.get("elastic", 0)), False)
     if stage in (1, 2) and not settings.get("bf16_optimizer"):
-        _say(zero, "round_robin_gradients", bool(settings.get("round_robin", 0)), False)
-        _say(zero, "parameter_alignment", int(settings.get("alignment") or 1) > 1, False)
+        _set_option(zero, "round_robin_gradients", bool(settings.get("round_robin", 0)), False)
+        _set_option(zero, "parameter_alignment", int(settings.get("alignment") or 1) > 1, False)
     if stage == 3 and "sub_group_size" in settings and zero.get("sub_group_size") != settings["sub_group_size"]:
-        _say(zero, "sub_group_size", settings["sub_group_size"], 1_000_000_000)
+        _set_option(zero, "sub_group_size", settings["sub_group_size"], 1_000_000_000)
     name = "bfloat16" if "bfloat16" in out and "bf16" not in out else "bf16"
     for section, setting in ((name, "bf16"), ("fp16", "fp16")):
         if settings.get(setting) or section in out:
             out[section] = {**_section(config, section), "enabled": bool(settings.get(setting))}
-    _say_types(config, out, settings)
+    _set_types(config, out, settings)
     tp = int(settings.get("tp") or 1)
     if tp > 1 or "tensor_parallel" in out:  # 0 is off; DeepSpeed takes no 1
         out["tensor_parallel"] = {**_section(config, "tensor_parallel"), "autotp_size": tp if tp > 1 else 0}
@@ -58,7 +58,7 @@ def regenerated(config: Value | None, settings: Mapping[str, Plain]) -> dict[obj
     return out
 
 
-def _say_types(config: Value | None, out: dict[object, object], settings: Mapping[str, Plain]) -> None:
+def _set_types(config: Value | None, out: dict[object, object], settings: Mapping[str, Plain]) -> None:
     """Change options of another training dtype, which DeepSpeed rejects."""
     for section, flag in (("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16")):
         if not settings.get(flag) and section in out:
@@ -94,7 +94,7 @@ def _section(config: Value | None, name: str) -> dict[object, object]:
     return dict(found.mapping()) if found is not None else {}
 
 
-def _say(section: dict[object, object], key: str, value: object, default: object) -> None:
+def _set_option(section: dict[object, object], key: str, value: object, default: object) -> None:
     if value != default or key in section:
         section[key] = value
 
@@ -203,7 +203,7 @@ def loss_scaler(blobs: Value, config: Value | None, is_fp16: bool) -> PickledCal
     )
 
 
-def scaling_told(source: Checkpoint, is_fp16: bool) -> str:
+def scaling_note(source: Checkpoint, is_fp16: bool) -> str:
     """The plan's note on a target with another loss scaling."""
     blobs = scaling_of(source, is_fp16)
     config = blobs.find("ds_config")

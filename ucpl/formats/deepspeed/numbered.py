@@ -114,7 +114,7 @@ def names_of(found: Numbered) -> tuple[Named, str]:
             found.order.take()  # which the files of a conversion need no longer
         return _stated(found), f"param_shapes of {found.module.file.file}"
     if found.order is not None:
-        return _said(found, found.order.take()), found.order.origin
+        return _in_order(found, found.order.take()), found.order.origin
     if (views := _of_views(found)) is not None:
         return views, "weights are views of the groups' flat buffers"
     if (named := _of_param_names(found)) is not None:
@@ -147,7 +147,7 @@ def _stated(found: Numbered) -> Named:
 # ---- as the caller says ----------------------------------------------------------------------------------------------------
 
 
-def _said(found: Numbered, order: Order) -> Named:
+def _in_order(found: Numbered, order: Order) -> Named:
     if not order.names:
         return _one_behind_another(found, found.parameters)
     module, whose = found.module, Label(str(found.module.file.path), where="optimizer/param_groups")

@@ -33,7 +33,7 @@ from ucpl.formats.deepspeed.order import Shape
 from ucpl.formats.deepspeed.settings import set_alignment
 from ucpl.formats.deepspeed.stages import LayerTensors, StageFacts, canonical, pipeline_of, refs_of
 from ucpl.formats.deepspeed.topology import Topology, not_yet
-from ucpl.formats.deepspeed.unstaged import Told, told_of
+from ucpl.formats.deepspeed.unstaged import ShardGroups, shard_groups
 from ucpl.formats.deepspeed.whole_states import ModelRank, read_whole_states
 
 
@@ -43,7 +43,7 @@ def read_pipeline(
     """Read files of layers and shards of stages; return files and facts."""
     by_tp = _layer_files(topology.listing)
     first = by_tp[0]
-    told = told_of(topology, by_tp, order)
+    told = shard_groups(topology, by_tp, order)
     pipeline = pipeline_of(
         {n: LayerTensors(f, refs_of(f), layer_place(f.file)[1]) for n, f in first.items()},
         topology,
@@ -125,7 +125,7 @@ def _module(topology: Topology, pipeline: Pipeline, files: dict[int, TorchFile])
 
 
 def _read_shards(
-    gathered: Gathered, topology: Topology, modules: list[RankModule], told: Told
+    gathered: Gathered, topology: Topology, modules: list[RankModule], told: ShardGroups
 ) -> list[list[ParameterGroup]]:
     """All shards' optimizers. Gives the parameter groups of each shard."""
     out = []
@@ -197,7 +197,7 @@ def common_groups(topology: Topology, by_shard: list[list[ParameterGroup]], name
                     Label(str(metas[s * topology.tp].path), where="param_shapes"),
                     Label(str(meta.path), where="param_shapes"),
                 )
-            here, first = _told(group.hyper), _told(mine[0].hyper)
+            here, first = _comparable(group.hyper), _comparable(mine[0].hyper)
             if here != first:
                 odd = ", ".join(sorted(k for k in {**here, **first} if here.get(k, ...) != first.get(k, ...)))
                 fail(
@@ -212,7 +212,7 @@ def common_groups(topology: Topology, by_shard: list[list[ParameterGroup]], name
     return out
 
 
-def _told(hyper: dict[str, object]) -> dict[str, object]:
+def _comparable(hyper: dict[str, object]) -> dict[str, object]:
     """The comparable hyper-parameters: numbers, texts, and tuples of these."""
     plain = (int, float, str, bool)
     return {

@@ -211,7 +211,7 @@ class StepWriter:
             return [members for _, members in self.structure.groups]
         return self.listed
 
-    def stand(self, mp: int, rank: int) -> None:
+    def turn_to(self, mp: int, rank: int) -> None:
         """Turn to the files of one rank."""
         experts, ep = self.source.state.parallel.experts, int(self.settings.get("ep") or 1)
         edp = int(self.settings.get("edp") or self.dp // ep)

@@ -33,7 +33,7 @@ def cuts_of(writer: StepWriter, stated: Cuts) -> dict[str, Sharding]:
     return {name: known[name] for name in named}
 
 
-def beside(cut: Sharding | None, is_vocabulary: bool) -> dict[str, object]:
+def keys_of_cut(cut: Sharding | None, is_vocabulary: bool) -> dict[str, object]:
     """The keys next to a tensor's `param`.
 
     cut: None if nothing is known; then rows are assumed.

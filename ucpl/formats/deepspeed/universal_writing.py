@@ -17,7 +17,7 @@ from ucpl.formats.deepspeed.names import is_of_expert, model_file
 from ucpl.formats.deepspeed.optimizer_states import clip_grad, scaling, stage_of
 from ucpl.formats.deepspeed.states import in_file, is_taken
 from ucpl.formats.deepspeed.target import FORMAT_VERSION, FileBuilder, Made, StepWriter, check_numbers, skeleton_of
-from ucpl.formats.deepspeed.universal_cuts import Cuts, beside, cuts_of, lists_of
+from ucpl.formats.deepspeed.universal_cuts import Cuts, cuts_of, keys_of_cut, lists_of
 
 ATOMS = "zero"
 GLOBAL_STATE = "zero/optimizer_state.pt"
@@ -39,11 +39,11 @@ def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Ch
     files: Made = []
     for rank in range(int(structure.settings.get("files") or 1) if stage == 3 else 1):
         model = writer.file(model_file(stage, rank, 0))
-        writer.stand(0, rank)
+        writer.turn_to(0, rank)
         value = model_states(writer, model, rank)
         value.setdefault(INFO, lists_of(cuts) if cuts else {"universal_checkpoint_version": VERSION})
         files.append((model, value))
-    writer.stand(0, 0)
+    writer.turn_to(0, 0)
     shared = writer.file(GLOBAL_STATE)
     files.append((shared, _shared(writer, shared, stage)))
     files += _atoms(writer, cuts)
@@ -146,7 +146,7 @@ def _atoms(writer: StepWriter, cuts: Cuts) -> Made:
         key = writer.targets[i].key
         made = writer.tensor(file, key, path.endswith("/fp32.pt"))
         name = path.removeprefix(f"{ATOMS}/").rpartition("/")[0]
-        more = beside(cuts.get(name), name in vocabulary) if key else {}
+        more = keys_of_cut(cuts.get(name), name in vocabulary) if key else {}
         files.append((file, {"param": made, **more} if key else made))
     return files
 

@@ -34,7 +34,7 @@ Files = dict[int, TorchFile]  # of layers, by number
 
 
 @frozen(eq=False)
-class Told:
+class ShardGroups:
     """The groups of each shard's optimizer, as param_shapes would state them."""
 
     groups: tuple[Groups, ...]
@@ -42,24 +42,24 @@ class Told:
     remarks: tuple[str, ...] = ()
 
 
-def told_of(topology: Topology, by_tp: list[Files], order: Order | None) -> Told:
+def shard_groups(topology: Topology, by_tp: list[Files], order: Order | None) -> ShardGroups:
     """The parameters of each shard's optimizer.
 
     Raises: UcplError E461 if they cannot be found, E466 if `order` does not fit.
     """
     stated = tuple(groups_of(shard.first) for shard in topology.shards)
     if any(stated) or all(Value.of(s.first).find("optimizer") is None for s in topology.shards):
-        return Told(stated)
+        return ShardGroups(stated)
     if topology.stage:
         return _of_slices(topology, by_tp)
     if _is_of_shards(topology):
         try:
             every = topology_of(list_files(topology.first.path.parent))
-            return _of_slices(every, by_tp) if every.optims else Told(stated)
+            return _of_slices(every, by_tp) if every.optims else ShardGroups(stated)
         except UcplError:  # damaged: the layers keep their own names
-            return Told(stated)
+            return ShardGroups(stated)
     finder = _Finder.of(topology, by_tp[0], order or _param_names(topology))
-    found = finder.said() if finder.order is not None else finder.found()
+    found = finder.by_order() if finder.order is not None else finder.found()
     groups = []
     for shard in topology.shards:
         shapes = _Tensors.of(by_tp[shard.tp], finder.tied)
@@ -72,7 +72,7 @@ def told_of(topology: Topology, by_tp: list[Files], order: Order | None) -> Told
     remarks: tuple[str, ...] = ()
     if topology.pp == 1 and finder.order is None:
         remarks = ("a pipeline without ZeRO does not record its tied layers: on more stages each is separate",)
-    return Told(tuple(groups), how, remarks)
+    return ShardGroups(tuple(groups), how, remarks)
 
 
 def _is_of_shards(topology: Topology) -> bool:
@@ -81,7 +81,7 @@ def _is_of_shards(topology: Topology) -> bool:
     return any(one is not None and "base_optimizer_state" in one.mapping() for one in held)
 
 
-def _of_slices(topology: Topology, by_tp: list[Files]) -> Told:
+def _of_slices(topology: Topology, by_tp: list[Files]) -> ShardGroups:
     """Groups of BF16_Optimizer without ZeRO, from `param_slice_mappings`.
 
     DeepSpeed makes it for a PipelineModule in bf16. It saves shards as ZeRO-1 does, without param_shapes, and cannot
@@ -105,7 +105,7 @@ def _of_slices(topology: Topology, by_tp: list[Files]) -> Told:
             where = Label(str(shard.optims[0].path), where="param_slice_mappings")
             fail("E459", f"{lacking} is in param_slice_mappings and in no layer's file", where)
         groups.append(tuple({name: tensors[name][0].shape for name in names} for names in mine_))
-    return Told(tuple(groups), f"param_slice_mappings of {topology.optims[0].file}")
+    return ShardGroups(tuple(groups), f"param_slice_mappings of {topology.optims[0].file}")
 
 
 def _tied_layers(names: set[str], files: Files) -> dict[str, int]:
@@ -189,7 +189,7 @@ class _Finder:
 
     # ---- as names say -----------------------------------------------------------------------------------------------------
 
-    def said(self) -> list[Named]:
+    def by_order(self) -> list[Named]:
         """The names by the caller's order or torch's names.
 
         A tied module is a layer that no stage has by number.

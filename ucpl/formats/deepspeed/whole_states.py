@@ -154,7 +154,7 @@ def _read_each(gathered: Gathered, found: Numbered, names: Named) -> None:
             if held is not None:
                 gathered.state(module.file, held, (module.shapes[name],), (name,))
             gathered.numbers[module.file.file, name] = number
-    _count_anew(gathered, found, names)
+    _renumber_states(gathered, found, names)
 
 
 def _keep_empty(gathered: Gathered, module: RankModule, name: str, held: Value | None) -> None:
@@ -177,7 +177,7 @@ def _keep_empty(gathered: Gathered, module: RankModule, name: str, held: Value |
         gathered.of_empty[name] = {"states": states, "numbers": numbers}
 
 
-def _count_anew(gathered: Gathered, found: Numbered, names: Named) -> None:
+def _renumber_states(gathered: Gathered, found: Numbered, names: Named) -> None:
     """Give states the numbers of layouts, which count parameters with states alone."""
     file, lead = found.module.file.file, found.states.key
     idle = {*_idle(found, names), *(name for members in names for name in members if name in found.module.empty)}

@@ -50,12 +50,12 @@ def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Ch
         files.append((file, parts(writer, file, names)))
     for mp in range(writer.stages * writer.degree):
         for rank in range(writer.dp if writer.stage == 3 else 1):
-            writer.stand(mp, rank)
+            writer.turn_to(mp, rank)
             file = writer.file(model_file(writer.stage, rank, mp))
             files.append((file, model_states(writer, file, rank)))
     for mp in range(writer.stages * writer.degree):
         for rank in range(writer.dp if writer.stage else 0):
-            writer.stand(mp, rank)
+            writer.turn_to(mp, rank)
             file = writer.file(optim_file(bool(writer.settings.get("bf16")), rank, mp))
             files.append((file, shard(writer, file)))
     for name in _empty_optimizers(writer):

@@ -20,7 +20,7 @@ from ucpl.files.header_watch import reading
 from ucpl.records import frozen
 from ucpl.registry import format_named
 
-__all__ = ["PlacedFile", "Sorted", "sorted_into", "with_beside"]
+__all__ = ["PlacedFile", "Sorted", "sorted_into", "with_companions"]
 
 WHOLE = "0"  # the storage of a file that is carried as it is
 
@@ -173,7 +173,7 @@ def _listed(names: list[str], most: int = 12) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def with_beside(skeleton: Skeleton, source: Checkpoint, structure: Structure) -> Skeleton:
+def with_companions(skeleton: Skeleton, source: Checkpoint, structure: Structure) -> Skeleton:
     """A target's files with those next to the source's shards.
 
     Raises: UcplError E471, E486, E488.

@@ -52,7 +52,7 @@ def container_of(
     """
     if not top.is_dir() or (top.resolve() == root.resolve() and not own):
         return None
-    kind = next((kind for kind in KINDS if _is(kind, top) or kind.is_told_by_step(root.name, client)), None)
+    kind = next((kind for kind in KINDS if _is(kind, top) or kind.is_marked_by_step(root.name, client)), None)
     if kind is None:
         return None
     if is_chunked:
@@ -76,7 +76,7 @@ def container_of(
 
 
 def _is(kind: Kind, top: Path) -> bool:
-    return any(kind.is_told_by(entry.name) and entry.is_file() for entry in sorted(top.iterdir()))
+    return any(kind.is_marked_by(entry.name) and entry.is_file() for entry in sorted(top.iterdir()))
 
 
 def _check_one_engine(kind: Kind, top: Path) -> None:

@@ -154,7 +154,7 @@ def _in_buckets(base: Base, source: Checkpoint | None) -> Extended:
     (lines,) = parse(text, "megatron_core").statements
     assert isinstance(lines, nodes.Layout)
     notes: list[Note] = [*origins(made.shardings)]
-    notes += made.told()
+    notes += made.notes()
     told = f"closed at {size} elements, on the first stage" if size else "one of each buffer"
     notes.append(("buckets", told, "as --overlap-grad-reduce" if size else "as without --overlap-grad-reduce"))
     return evolve(_of(base, lines), notes=tuple(notes))

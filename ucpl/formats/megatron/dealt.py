@@ -51,7 +51,7 @@ def target(base: Base, source: Checkpoint | None) -> Extended:
     legacy = evolve(legacy, runs=tuple(made.runs(legacy)))
     items = lines(legacy, shardings, made.states)
     notes: list[Note] = [*origins(shardings)]
-    notes += made.told()
+    notes += made.notes()
     if legacy.runs:
         notes.append(("optimizer", "distributed, a bucket for each buffer", "as without --overlap-grad-reduce"))
     aliases = [i for i in base.model.items if isinstance(i, nodes.Alias) and i.path != names.OUTPUT]
@@ -221,7 +221,7 @@ class DealtModel:
             )
         self.sizes, self.sizes_from = (count // self.stages,) * self.stages, "Megatron's equal runs"
 
-    def told(self) -> Iterator[Note]:
+    def notes(self) -> Iterator[Note]:
         if self.stages > 1:
             is_even = len(set(self.sizes)) == 1
             text = f"{self.sizes[0]} in each of {self.stages}" if is_even else str(list(self.sizes))

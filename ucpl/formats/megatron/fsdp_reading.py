@@ -57,7 +57,7 @@ def opened(step: Step) -> Checkpoint:
     shapes = {tensor.name: tensor.shape for tensor in held.state.tensors}
     extents: dict[tuple[str, Key], Extent] = {}
     for (file, key), extent in held.extents.items():
-        name, state = _told(str(key[0]), prefix, states)
+        name, state = _tensor_and_state(str(key[0]), prefix, states)
         if file != METADATA or name not in places:
             extents[file, key] = extent
             continue
@@ -171,7 +171,7 @@ def halves_of(shapes: Mapping[str, Shape], lead: str, root: Path) -> dict[str, T
     return out
 
 
-def _told(entry: str, prefix: str, states: str) -> tuple[str, str]:
+def _tensor_and_state(entry: str, prefix: str, states: str) -> tuple[str, str]:
     """(tensor, state) of a name in the files."""
     if states and entry.startswith(states):
         name, _, state = entry.removeprefix(states).rpartition(".")

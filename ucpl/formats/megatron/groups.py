@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "STEP",
     "DealtGroups",
-    "Said",
+    "GroupValues",
     "by_rule",
     "has_own_groups",
     "dealt",
@@ -59,7 +59,7 @@ _STACKED_EXPERTS = re.compile(r"(?<![^.])experts\.(experts|local_experts)\.(?!\d
 
 
 @frozen
-class Said:
+class GroupValues:
     """A group's values in files, without `params` and `step`, and its steps."""
 
     hyper: dict[str, object]
@@ -207,7 +207,7 @@ def _differences(
 
 
 def dealt(
-    said: Sequence[Said],
+    said: Sequence[GroupValues],
     shapes: Mapping[str, tuple[int, ...]],
     states: Mapping[str, tuple[str, ...]],
     path: Path,
@@ -257,7 +257,9 @@ def check_found_again(
     a parameter would be found in another group, or in none.
     """
     try:
-        made = dealt([Said(group.hyper) for group in groups], shapes, states, path, norms_decay=norms_decay).groups
+        made = dealt(
+            [GroupValues(group.hyper) for group in groups], shapes, states, path, norms_decay=norms_decay
+        ).groups
     except UcplError as error:
         fail(
             "E471",
@@ -283,8 +285,8 @@ def check_found_again(
 
 
 def _members(
-    one: Said,
-    every: Sequence[Said],
+    one: GroupValues,
+    every: Sequence[GroupValues],
     left: Mapping[str, tuple[int, ...]],
     states: Mapping[str, tuple[str, ...]],
     norms_decay: bool,
@@ -313,7 +315,7 @@ def _members(
             yield name
 
 
-def _moments(one: Said) -> frozenset[str]:
+def _moments(one: GroupValues) -> frozenset[str]:
     """States that an optimizer keeps which has these hyper-parameters."""
     if "betas" in one.hyper:
         return _ADAM

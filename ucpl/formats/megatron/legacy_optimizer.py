@@ -76,7 +76,7 @@ def read_optimizer(ranks: LegacyRanks, modules: Modules) -> Optimizer:
     else:
         made.form = "float16" if "state" in one.at("optimizer").mapping() else "distributed"
     found = _groups(first)
-    frozen_ = _told_frozen(ranks)
+    frozen_ = _listed_frozen(ranks)
     if made.form == "distributed":
         _distributed(ranks, modules, made, frozen_)
     members = _members(modules, found, frozen_, ranks)
@@ -104,7 +104,7 @@ def read_optimizer(ranks: LegacyRanks, modules: Modules) -> Optimizer:
     return made
 
 
-def _told_frozen(ranks: LegacyRanks) -> set[str]:
+def _listed_frozen(ranks: LegacyRanks) -> set[str]:
     """Tensors that a target's files list as being in no buffer.
 
     Raises: UcplError E541.

@@ -32,7 +32,7 @@ from ucpl.formats.megatron.buckets import ChunkBox, ParameterRun, RankShares, bu
 from ucpl.formats.megatron.coalesced import CompleteBuffers, complete_buffers
 from ucpl.formats.megatron.common_state import BACKEND_KEYS, unread_objects, unread_of
 from ucpl.formats.megatron.folder import Step
-from ucpl.formats.megatron.groups import STEP, DealtGroups, Said, dealt, decays_norms, is_expert
+from ucpl.formats.megatron.groups import STEP, DealtGroups, GroupValues, dealt, decays_norms, is_expert
 from ucpl.formats.megatron.homes import Core
 from ucpl.formats.megatron.legacy_arguments import has_grouped_mlp, part_own, state_of
 from ucpl.formats.megatron.roles import (
@@ -403,7 +403,7 @@ class _Dist(Opened):
         else:
             yield self.common, common
 
-    def groups_of(self, part: TorchFile, optimizer: Value) -> Iterator[Said]:
+    def groups_of(self, part: TorchFile, optimizer: Value) -> Iterator[GroupValues]:
         inner = optimizer.find(OPTIMIZER) or optimizer
         if inner.find("param_groups") is None:
             return
@@ -413,7 +413,7 @@ class _Dist(Opened):
             named = {name: value for name, value in group.named() if name not in ("params", STEP)}
             hyper = {name: self.hyper_of(part, value) for name, value in named.items()}
             step = group.find(STEP) or common
-            yield Said(hyper, None if step is None else _number(part, step))
+            yield GroupValues(hyper, None if step is None else _number(part, step))
 
     def hyper_of(self, part: TorchFile, value: Value) -> object:
         """A hyper-parameter, ready to be carried with the tensors in it."""

@@ -150,11 +150,11 @@ class CoreWriter(DCPWriter):
     def path_of(self, name: str) -> tuple[Step, ...]:
         return (name,)
 
-    def said(self, name: str) -> str:
+    def entry_name(self, name: str) -> str:
         """An entry's name: of masters that have two, by whose they are."""
         called = f"{STATES}{SPLIT}."
         if not name.startswith(called):
-            return super().said(name)
+            return super().entry_name(name)
         owner = name.removeprefix(called)
         return f"{STATES}{MASTERS[owner in self.of_muon]}.{owner}"
 

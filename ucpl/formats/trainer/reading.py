@@ -105,9 +105,9 @@ def recognised(kind: str, path: Path) -> bool:
     if FSDP in names and kind == _ACCELERATE:  # which the Trainer calls to save it
         return True
     optimizers = [name for name in names if _OPTIMIZER[kind].fullmatch(name)]
-    if any(map(_KINDS[kind].is_told_by, names)):
+    if any(map(_KINDS[kind].is_marked_by, names)):
         return FSDP in names or bool(optimizers)
-    if kind == _ACCELERATE or any(map(ACCELERATE.is_told_by, names)) or len(optimizers) != 1:
+    if kind == _ACCELERATE or any(map(ACCELERATE.is_marked_by, names)) or len(optimizers) != 1:
         return False
     has_weights = any(_MODEL.fullmatch(name) or PICKLE.fullmatch(name) for name in names)
     return has_weights and _has_optimizer(path, optimizers[0])
@@ -334,7 +334,7 @@ class _Opened:
 
     @property
     def is_marked(self) -> bool:
-        return any(map(_KINDS[self.kind].is_told_by, os.listdir(self.root)))
+        return any(map(_KINDS[self.kind].is_marked_by, os.listdir(self.root)))
 
     def named(self, model: _Model, values: list[Value]) -> tuple[NamedOptimizer, ...]:
         """Names for the numbers, by the order of registration.
@@ -349,7 +349,7 @@ class _Opened:
         )
         if has_names or model.is_ordered or (self.order is not None and self.order.names):
             made = named_optimizers(values, model.named, self.order)
-            self.told(made, "")
+            self.note_evidence(made, "")
             return made
         names = [name for name in model.named.tensors if name not in model.named.aliases]
         orders, count, evidence = orders_of(names, config_at(self.root))
@@ -372,7 +372,7 @@ class _Opened:
                 break
         if len(found) == 1:
             (made,) = found.values()
-            self.told(made, evidence)
+            self.note_evidence(made, evidence)
             return made
         if refused is not None and not found and count <= ORDERS_MAX:
             raise refused
@@ -384,7 +384,7 @@ class _Opened:
             remedy=REMEDY,
         )
 
-    def told(self, made: tuple[NamedOptimizer, ...], evidence: str) -> None:
+    def note_evidence(self, made: tuple[NamedOptimizer, ...], evidence: str) -> None:
         if made and not evidence:
             evidence = made[0].evidence
         self.notes.append(f"names of the optimizer's parameters: {evidence}")

@@ -20,7 +20,7 @@ from ucpl.storage.vaults import manifest_cache
 from ucpl.storage.vaults.domains import AnyDomain
 from ucpl.storage.vaults.hosts import Hosts
 from ucpl.storage.vaults.records import Job
-from ucpl.storage.wire import Channel, NoAnswer, Question, QuestionClient, hang_up
+from ucpl.storage.wire import Channel, NoAnswer, Question, QuestionClient, end_connection
 
 __all__ = ["BLOCK", "PATIENCE", "RemoteDomain"]
 
@@ -138,7 +138,7 @@ class RemoteDomain(AnyDomain):
             yield mine
         finally:
             self._holds = None
-            hang_up(channel)  # this releases it
+            end_connection(channel)  # this releases it
             channel.close()
 
     def put_commit(self, generation: int, text: bytes, job: Job) -> None:

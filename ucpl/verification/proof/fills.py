@@ -54,7 +54,7 @@ def prove_fills(tables: ProofTables, boxes: Boxes) -> None:
         parts.setdefault((part.state, part.label), []).append(part)
     for rows in _alike(boxes.move, tensor, state):
         fill, path = fills[int(boxes.move[rows[0]])], tables.graph.target.tensors[int(tensor[rows[0]])]
-        said = list(_said(tables, fill, path, parts[fill.state, fill.label]))
+        said = list(_stated_boxes(tables, fill, path, parts[fill.state, fill.label]))
         good = tables.states[int(state[rows[0]])] == fill.state
         bad = [row for row in rows.tolist() if not (good and any(_is_within(boxes, row, box) for box in said))]
         if bad:
@@ -114,7 +114,7 @@ def _alike(*columns: I64) -> list[I64]:
     return np.split(order, np.flatnonzero(fresh)[1:]) if len(order) else []
 
 
-def _said(tables: ProofTables, fill: Fill, path: str, parts: Sequence[Part]) -> Iterator[Box | None]:
+def _stated_boxes(tables: ProofTables, fill: Fill, path: str, parts: Sequence[Part]) -> Iterator[Box | None]:
     """The boxes of a tensor that lines fill with the stored number.
 
     None: all of it.

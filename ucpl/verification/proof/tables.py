@@ -184,7 +184,7 @@ class ProofTables:
 
 
 @frozen(eq=False)
-class _Stand:
+class _PartTensors:
     """The stored tensors of a part.
 
     They have the numbers `first`..`last` of its side. `hidden`: a mask of those in another one's storage.
@@ -195,13 +195,13 @@ class _Stand:
     hidden: NDArray[np.bool_] | None
 
 
-Stands = tuple["_Stand | None", ...]
+Stands = tuple["_PartTensors | None", ...]
 
 
 def _placed(placement: Placement, stored: Shelves) -> Stands:
     """The stored tensors of each part; None if it is unused."""
     shelf_of = {(id(s.block), s.state): i for i, s in enumerate(stored.shelves)}
-    out: list[_Stand | None] = []
+    out: list[_PartTensors | None] = []
     for part in placement.parts:
         found = [shelf_of.get((id(block), part.state)) for block in part.homes.blocks]
         if not found or None in found:
@@ -216,7 +216,7 @@ def _placed(placement: Placement, stored: Shelves) -> Stands:
                 for s in (stored.shelves[i] for i in numbers)
             ]
             hidden = np.concatenate(each)
-        out.append(_Stand(int(stored.starts[numbers[0]]), int(stored.starts[numbers[-1] + 1]), hidden))
+        out.append(_PartTensors(int(stored.starts[numbers[0]]), int(stored.starts[numbers[-1] + 1]), hidden))
     return tuple(out)
 
 
@@ -285,7 +285,7 @@ def _same_parts(placement: Placement, state: str, first: str, stands: Stands) ->
     )
 
 
-def _hidden(stand: _Stand | None) -> list[bool] | None:
+def _hidden(stand: _PartTensors | None) -> list[bool] | None:
     """A mask of a part's tensors in another one's storage.
 
     They are not filled alone.
