@@ -35,10 +35,9 @@ from ucpl.files.torch_files import TorchFile
 from ucpl.files.unknown import unknown_in
 from ucpl.files.values import Value, kind_text
 from ucpl.formats.deepspeed.auto_ep import unknown_of
-from ucpl.formats.deepspeed.names import OWNED
+from ucpl.formats.deepspeed.names import OWNED, state_named
 from ucpl.formats.deepspeed.order import Shape
 from ucpl.formats.deepspeed.rank_copies import unlike_copies
-from ucpl.formats.deepspeed.states import named as state_named
 from ucpl.records import frozen, mutable
 
 

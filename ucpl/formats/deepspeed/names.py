@@ -1,4 +1,4 @@
-"""DeepSpeed's names of files and keys; other keys are the caller's.
+"""DeepSpeed's names of files, keys and states; other keys are the caller's.
 
 Read in deepspeed 0.19.8, runtime/engine.py (`_get_ckpt_name`, `_get_rank_zero_ckpt_name`, `_common_checkpoint_state`).
 """
@@ -234,3 +234,25 @@ def layer_number(name: str) -> int | None:
     """The layer that a tensor's name begins with."""
     number = name.partition(".")[0]
     return int(number) if number.isascii() and number.isdigit() and len(number) < _DIGITS_MAX else None
+
+
+# ---- names of optimizer states -------------------------------------------------------------------------------------
+
+# An optimizer can call a state `weight` or `fp32`, which are ucpl's names of the parameter itself and of its master.
+TAKEN = frozenset({"weight", "fp32"})
+_APART = "optimizer."
+
+
+def state_named(state: str) -> str:
+    """ucpl's name of a state, from its name in the files."""
+    return _APART + state if state in TAKEN or state.startswith(_APART) else state
+
+
+def state_in_file(state: str) -> str:
+    """A state's name in the files, from ucpl's name."""
+    return state.removeprefix(_APART)
+
+
+def is_taken(state: str) -> bool:
+    """Test for ucpl's name of a state whose own name is taken."""
+    return state.startswith(_APART)

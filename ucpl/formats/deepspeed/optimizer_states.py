@@ -16,8 +16,8 @@ from ucpl.files.values import Value
 from ucpl.formats.deepspeed import auto_ep
 from ucpl.formats.deepspeed.config import loss_scale_numbers, loss_scaler, scaling_of
 from ucpl.formats.deepspeed.muon import check_whole_tensors
+from ucpl.formats.deepspeed.names import state_in_file
 from ucpl.formats.deepspeed.order import PlacedRun
-from ucpl.formats.deepspeed.states import in_file
 from ucpl.formats.deepspeed.target import FORMAT_VERSION, FileBuilder, StepWriter, text_of
 from ucpl.formats.run_steps import STEPS, optimizer_steps
 
@@ -30,11 +30,11 @@ def _states(writer: StepWriter, file: FileBuilder, key: Key, members: tuple[str,
     out: dict[str, object] = {}
     for name, kept in writer.source.state.scalars.items():
         if not kept.keys().isdisjoint(members):
-            out[in_file(name)] = writer.scalar(file, name, members)
+            out[state_in_file(name)] = writer.scalar(file, name, members)
     for name in writer.below.get((file.path, text_of(key)), {}):
         made = writer.tensor(file, (*key, name))
         if made is not None:
-            out[in_file(name)] = made
+            out[state_in_file(name)] = made
     return out
 
 
@@ -91,8 +91,8 @@ def _empty_states(writer: StepWriter, file: FileBuilder, name: str) -> dict[str,
     out: dict[str, object] = {}
     for state, number in one.numbers.items():
         alike = [n for n, value in writer.source.state.scalars.get(state, {}).items() if number_of(value) == number]
-        out[in_file(state)] = writer.scalar(file, state, (alike[0],)) if alike else number
-    return out | {in_file(state): file.storages.empty(dtype, one.shape) for state, dtype in one.states.items()}
+        out[state_in_file(state)] = writer.scalar(file, state, (alike[0],)) if alike else number
+    return out | {state_in_file(state): file.storages.empty(dtype, one.shape) for state, dtype in one.states.items()}
 
 
 def _groups_here(writer: StepWriter, file: FileBuilder) -> list[tuple[int, list[str]]]:

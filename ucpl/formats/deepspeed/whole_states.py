@@ -21,9 +21,9 @@ from ucpl.files.values import Value
 from ucpl.formats.deepspeed.flat_shards import hyper_of
 from ucpl.formats.deepspeed.gathered import Gathered
 from ucpl.formats.deepspeed.module import RankModule
+from ucpl.formats.deepspeed.names import state_named
 from ucpl.formats.deepspeed.numbered import Named, Numbered, NumberedGroup, names_of
 from ucpl.formats.deepspeed.order import run
-from ucpl.formats.deepspeed.states import named
 from ucpl.formats.deepspeed.topology import not_yet
 from ucpl.records import frozen
 
@@ -164,11 +164,11 @@ def _keep_empty(gathered: Gathered, module: RankModule, name: str, held: Value |
     file = module.file
     for said, one in held.named() if held is not None else ():
         if isinstance(one.held, TensorRef) and 0 in one.held.shape:
-            states[named(said)] = one.held.storage.dtype
+            states[state_named(said)] = one.held.storage.dtype
         elif isinstance(one.held, TensorRef) and prod(one.held.shape) == 1:
-            numbers[named(said)] = number_of(file.read_scalar(one.key, one.held))
+            numbers[state_named(said)] = number_of(file.read_scalar(one.key, one.held))
         elif is_counted(one.held):
-            numbers[named(said)] = one.held
+            numbers[state_named(said)] = one.held
         else:
             one.wrong("a number, or a tensor without elements, as the state of one")
         if isinstance(one.held, TensorRef):
@@ -216,4 +216,4 @@ def _read_flats(gathered: Gathered, found: Numbered, names: Named, coordinates: 
 
 
 def _helds(states: Value) -> Iterator[tuple[str, object]]:
-    return ((named(name), value.held) for name, value in states.named())
+    return ((state_named(name), value.held) for name, value in states.named())
