@@ -1,4 +1,4 @@
-"""Print a plan and a run: decisions and their origins, moves, verification."""
+"""Print a plan and a run, or give the objects of `--json`."""
 
 from __future__ import annotations
 

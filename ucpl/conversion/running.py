@@ -1,4 +1,4 @@
-"""Run a plan, then check the written target."""
+"""Run a plan, then open and check the written target."""
 
 from __future__ import annotations
 

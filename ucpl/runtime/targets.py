@@ -1,6 +1,6 @@
-"""Target files: laid out, made at full size, written, and read back.
+"""Target files: laid out, made, written, completed by CRCs, and read back.
 
-They come from a skeleton and are accessed by position.
+They come from a skeleton, are made at full size, and are accessed by position.
 """
 
 from __future__ import annotations
