@@ -7,7 +7,9 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 from attrs import evolve
@@ -22,6 +24,8 @@ from ucpl.formats.folders.steps import RunFacts
 from ucpl.formats.overlooked import is_of_an_optimizer, is_of_training, optimizers_next_to
 from ucpl.formats.run_steps import optimizer_steps, steps_of
 from ucpl.registry import format_named, formats
+
+_LOOKED_AT_MAX = 1000  # names of a folder that a missing path is compared with
 
 
 @cache
@@ -46,6 +50,20 @@ def known_globals() -> frozenset[str]:
     return frozenset(name for one in formats().values() for name in one.known_globals())
 
 
+def _near(path: Path) -> Path | None:
+    """An existing path that is one wrong name or one folder away."""
+    from difflib import get_close_matches
+
+    with suppress(OSError, ValueError):
+        there = next(one for one in path.parents if one.is_dir())
+        first, *rest = path.relative_to(there).parts
+        names = [one.name for one in islice(there.iterdir(), _LOOKED_AT_MAX)]
+        found = (there.joinpath(name, *rest) for name in get_close_matches(first, names, 3))
+        deeper = (there.joinpath(name, first, *rest) for name in sorted(names))
+        return next((one for one in (*found, *deeper) if one.exists()), None)
+    return None
+
+
 @watched
 def open_checkpoint(
     path: Path, order: Order | None = None, arguments: Mapping[str, object] | None = None, first: str = ""
@@ -63,7 +81,10 @@ def open_checkpoint(
     except (OSError, ValueError):  # a ValueError: a path that no file can have
         text = str(path)
         remedy = f"a checkpoint is a folder or a file; if {text} describes it, put it behind --from"
-        fail("E437", f"{path} does not exist", Label(text), remedy=remedy if ".ucpl:" in text or "(" in text else "")
+        if not (".ucpl:" in text or "(" in text):
+            near = _near(path)
+            remedy = f"check the path: did you mean {near}?" if near is not None else ""
+        fail("E437", f"{path} does not exist", Label(text), remedy=remedy)
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         fail("E400", f"{path} is neither a folder nor a regular file", Label(str(path)))
     for one in sorted(formats().values(), key=lambda one: one.name != first):
