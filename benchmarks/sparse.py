@@ -19,7 +19,7 @@ from ucpl.extents import DTYPES, Global, PickledCall, Size, StorageRef, TensorRe
 from ucpl.files.torch_files import layout_torch_file, read_torch_file
 from ucpl.runtime.crc import crc_of_zeros
 
-__all__ = ["MAKERS", "Shapes", "deepseek_v3", "tensors_like", "unlike"]
+__all__ = ["MAKERS", "Shapes", "deepseek_v3", "huggingface", "llama_405b", "tensors_like", "unlike"]
 
 FIXTURES = Path(__file__).resolve().parents[1] / "tests" / "fixtures" / "deepspeed"
 STEP = "global_step3"
@@ -62,6 +62,25 @@ def deepseek_v3() -> dict[str, tuple[int, ...]]:
             made[f"{at}.{name}.down_proj.weight"] = (7168, width)
         made |= {f"{at}.input_layernorm.weight": (7168,), f"{at}.post_attention_layernorm.weight": (7168,)}
     return made | {"model.norm.weight": (7168,), "lm_head.weight": (129280, 7168)}
+
+
+def llama_405b() -> dict[str, tuple[int, ...]]:
+    """Llama 3.1 405B: 1,137 tensors in bf16."""
+    hidden, wide, narrow, vocabulary = 16384, 53248, 1024, 128256
+    layer: Shapes = {
+        "input_layernorm": (hidden,),
+        "self_attn.q_proj": (hidden, hidden),
+        "self_attn.k_proj": (narrow, hidden),
+        "self_attn.v_proj": (narrow, hidden),
+        "self_attn.o_proj": (hidden, hidden),
+        "post_attention_layernorm": (hidden,),
+        "mlp.gate_proj": (wide, hidden),
+        "mlp.up_proj": (wide, hidden),
+        "mlp.down_proj": (hidden, wide),
+    }
+    layers = {f"model.layers.{n}.{name}.weight": shape for n in range(126) for name, shape in layer.items()}
+    ends = {"model.norm.weight": (hidden,), "lm_head.weight": (vocabulary, hidden)}
+    return {"model.embed_tokens.weight": (vocabulary, hidden), **layers, **ends}
 
 
 class Storages:

@@ -18,6 +18,9 @@ import ucpl
 from benchmarks.sparse import MAKERS, unlike
 from tests.cli.command import FIXTURES, ROOT
 from tests.counted import calls
+from ucpl.conversion.planning import Asked
+from ucpl.conversion.requests import Given
+from ucpl.conversion.share import share_of
 from ucpl.planning import Plan, plan_bytes
 from ucpl.runtime import Report
 
@@ -121,6 +124,19 @@ def test_one_more_tensor_in_a_plan_takes_few_calls(folders: list[Path], tmp_path
         MAKERS["huggingface"](tmp_path / str(count), unlike(count), 8)
     few, many = (calls_of_plan(tmp_path / str(count)) for count in (100, 200))
     assert many - few <= APART * 100, (few, many)
+
+
+def test_one_more_tensor_in_a_share_takes_as_few_calls(folders: list[Path]) -> None:
+    """A rank's share is planned by families, too."""
+
+    def share(folder: Path) -> int:
+        asked = Asked(str(folder), "dcp(fsdp=8)")
+        assert share_of(asked, Given(), 3).plan.families
+        return calls(lambda: share_of(asked, Given(), 3))
+
+    few, many = map(share, folders)
+    more = len(experts(12)) - len(experts(6))
+    assert many - few <= CALLS * more, (few, many, more)
 
 
 def test_a_plan_reads_each_header_once(folders: list[Path]) -> None:
