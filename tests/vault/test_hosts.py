@@ -460,7 +460,7 @@ def test_a_server_that_was_restarted_is_asked_under_its_lock_though_it_was_silen
     with cluster(tmp_path) as made:
         made.serve()
         for server in made.servers.values():
-            server._others.are_heard(server._take_up)  # type: ignore[union-attr]
+            server._others.have_answered(server._take_up)  # type: ignore[union-attr]
         remote_domain._silent.clear()
         made.turn()
         made.write("first")
