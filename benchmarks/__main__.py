@@ -44,7 +44,8 @@ from ucpl.layout import load, resolve
 from ucpl.verification.proof.coverage import prove
 from ucpl.verification.masters import masters_of
 from ucpl.placement import locate
-from ucpl.planning import order, plan_bytes
+from ucpl.planning import order
+from ucpl.planning.files import plan_bytes
 from ucpl.language import parse_call
 path, source, target, layers = sys.argv[1:]
 text = re.sub(r"dim l = 126", f"dim l = {layers}", open(path).read())

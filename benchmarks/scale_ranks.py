@@ -33,7 +33,7 @@ from ucpl.conversion.requests import Given, called
 from ucpl.conversion.planning import Asked, prepare
 from ucpl.conversion.share import share_of
 import ucpl.graph, ucpl.layout, ucpl.placement, ucpl.planning.order, ucpl.inference.layered, ucpl.inference.parallel
-from ucpl.planning import plan_bytes
+from ucpl.planning.files import plan_bytes
 source, target, sizes, rank = sys.argv[1:]
 asked, given = Asked(source, target), Given(sizes=json.loads(sizes))
 called(source)

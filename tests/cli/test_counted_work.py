@@ -21,7 +21,8 @@ from tests.counted import calls
 from ucpl.conversion.planning import Asked
 from ucpl.conversion.requests import Given
 from ucpl.conversion.share import share_of
-from ucpl.planning import Plan, plan_bytes
+from ucpl.planning import Plan
+from ucpl.planning.files import plan_bytes
 from ucpl.runtime import Report
 
 PER_TENSOR = 2_700  # bytes of memory at most, of one tensor more in a plan without a spec
@@ -29,9 +30,9 @@ PEAK = 8 << 20  # bytes of memory, of a plan of 2,300 tensors
 CALLS = 250  # at most, for one tensor more that folds
 APART = 5_700  # at most, for one tensor more of a size of its own
 NAMED = 750  # bytes at most that one more tensor adds to the file of such a plan: its names and places
-MODULES = 355  # of ucpl, in a process of `convert`
+MODULES = 326  # of ucpl, in a process of `convert`
 READS = 600  # calls of a conversion that reads 67 MB and writes 34, in tiles of 1 MiB
-OTHERS = 640  # of Python and of packages, nearly half of them of networkx
+OTHERS = 285  # of Python and of packages
 
 
 def experts(layers: int) -> dict[str, tuple[int, ...]]:

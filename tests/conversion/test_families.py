@@ -24,8 +24,9 @@ from ucpl.errors import Diagnostic, UcplError
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.language import nodes, print_file
 from ucpl.placement import Placement
-from ucpl.planning import Plan, load_plan, save_plan
+from ucpl.planning import Plan
 from ucpl.planning.difference import difference
+from ucpl.planning.files import load_plan, save_plan
 from ucpl.runtime.compare import Comparison
 from ucpl.verification import checkpoint
 

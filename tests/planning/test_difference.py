@@ -13,8 +13,9 @@ from attrs import evolve
 
 from tests.cli.command import FIXTURES, good, ucpl
 from ucpl import api
-from ucpl.planning import Plan, load_plan, save_plan
+from ucpl.planning import Plan
 from ucpl.planning.difference import difference
+from ucpl.planning.files import load_plan, save_plan
 
 SOURCE = FIXTURES / "z1_dp4"
 

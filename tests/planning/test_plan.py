@@ -18,8 +18,8 @@ import pytest
 from tests.graph.test_alike import located
 from ucpl.errors import UcplError
 from ucpl.graph import build
-from ucpl.planning import Plan, load_plan, order, plan_bytes, save_plan
-from ucpl.planning.files import sealed, unsealed
+from ucpl.planning import Plan, order
+from ucpl.planning.files import load_plan, plan_bytes, save_plan, sealed, unsealed
 from ucpl.planning.text import graph_text, summary
 
 

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from tests.runtime.world import Stored, Torch, bits_of, copies, moves, open_target, plan_of, stored, write_source
 from ucpl.errors import UcplError
 from ucpl.extents import StoredTensor
-from ucpl.runtime import compare, execute, verify_files
+from ucpl.runtime import compare, execute
 from ucpl.runtime.buffers import MEMORY_MIN
 from ucpl.runtime.options import RunOptions
+from ucpl.runtime.verify import verify_files
 from ucpl.runtime.worker_pool import Queue
 
 MEMORY = 2 * MEMORY_MIN

@@ -27,13 +27,14 @@ from tests.runtime.world import (
 )
 from ucpl.errors import UcplError
 from ucpl.extents import StoredTensor
-from ucpl.runtime import execute, moving, verify_files
+from ucpl.runtime import execute, moving
 from ucpl.runtime.buffers import MEMORY_MIN
 from ucpl.runtime.disk import Disk, use_disk
 from ucpl.runtime.failpoints import set_failpoints
 from ucpl.runtime.journal import Journal, read_journal
 from ucpl.runtime.moving import Mover
 from ucpl.runtime.options import RunOptions
+from ucpl.runtime.verify import verify_files
 
 MEMORY = MEMORY_MIN
 

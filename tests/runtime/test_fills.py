@@ -10,7 +10,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import networkx as nx
 import numpy as np
 import pytest
 import torch
@@ -23,7 +22,8 @@ from tests.runtime.world import Stored, bits_of, moves, plan_of, read_target, st
 from ucpl.api import open_checkpoint
 from ucpl.errors import UcplError
 from ucpl.extents import StoredTensor
-from ucpl.planning import Plan, load_plan, plan_bytes, save_plan
+from ucpl.planning import Plan
+from ucpl.planning.files import load_plan, plan_bytes, save_plan
 from ucpl.runtime.identity import digest_of_plan
 from ucpl.tables import MoveSide
 from ucpl.tables.operations import Fill
@@ -35,7 +35,7 @@ def with_fills(plan: Plan, change: Callable[[Fill], Fill | None]) -> Plan:
     """The plan with other Fills, or without them."""
     made = {n: change(n) for n in plan.nodes if isinstance(n, Fill)}
     assert made
-    net = nx.relabel_nodes(plan.net, {old: new for old, new in made.items() if new is not None})
+    net = plan.net.changed(lambda node: (isinstance(node, Fill) and made[node]) or node)
     net.remove_nodes_from([old for old, new in made.items() if new is None])
     return evolve(plan, net=net)
 

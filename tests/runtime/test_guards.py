@@ -15,13 +15,13 @@ from tests.runtime.test_execute import code_of, run, tree
 from tests.runtime.world import Stored, Torch, bits_of, copies, open_target, remade, write_source
 from ucpl.errors import UcplError
 from ucpl.planning.files import load_plan
-from ucpl.runtime import verify_files
 from ucpl.runtime.failpoints import set_failpoints
 from ucpl.runtime.identity import digest_of_plan
 from ucpl.runtime.journal import FORMAT, DoneTile, Journal, read_journal
 from ucpl.runtime.linux import exchange, rename_new
 from ucpl.runtime.manifest import MANIFEST, read_manifest
 from ucpl.runtime.reading import Fragments
+from ucpl.runtime.verify import verify_files
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 from attrs import evolve
 
-from ucpl.conversion.grouping import FROM_ZERO
 from ucpl.conversion.requests import Called
 from ucpl.errors import Label, UcplError, fail
 from ucpl.language import nodes, parse
@@ -152,6 +151,8 @@ def _meant(text: str, line: nodes.LayoutItem, known: _Names) -> nodes.LayoutItem
         _refuse(text, f"`{name}` is a tensor and a state", f"for the state: --fill 'state {name}=0'")
     if name in tensors:
         return line
+    from ucpl.conversion.grouping import FROM_ZERO
+
     usual = {*FROM_ZERO, *COUNTED} if known.is_of_any else set()
     if name in states or name in PARAMETER or name in usual:
         return nodes.FillStates((name,), None, line.value, line.when, span=line.span)

@@ -16,8 +16,6 @@ from attrs import evolve
 from ucpl.conversion.changes import Changes
 from ucpl.conversion.dialects import Names, split_names
 from ucpl.conversion.dropping import schedule_notes
-from ucpl.conversion.logical import placements
-from ucpl.conversion.named_sides import named_sides
 from ucpl.conversion.opening import open_checkpoint
 from ucpl.conversion.requests import Called, Folding, Given, called, is_checkpoint, library_of, with_arguments
 from ucpl.conversion.side import Side
@@ -184,6 +182,8 @@ def _described(asked: Asked, given: Given) -> tuple[Side, Side, Names | None]:
         demand_an_optimizer(opened, framework_of(aimed), given.skipped)
     if mine is None and other is None:
         return (*sides(own, aimed, given, opened), None)
+    from ucpl.conversion.named_sides import named_sides
+
     return named_sides(opened, own, aimed, (mine, other), evolve(given, folding=None))
 
 
@@ -229,9 +229,13 @@ def plan_of(
     from ucpl.verification.masters import masters_of
 
     _check_trained_groups(target)
-    here, there, said_of_dtype = (
-        placements_in_dtype(source, target) if names is None else (*placements(names, source, target), ())
-    )
+    said_of_dtype: tuple[str, ...] = ()
+    if names is None:
+        here, there, said_of_dtype = placements_in_dtype(source, target)
+    else:
+        from ucpl.conversion.logical import placements
+
+        here, there = placements(names, source, target)
     changes = target.changes or Changes()
     dtypes = dtype_of(source.checkpoint)
     graph = build(here, there, drop=_of_tensors(source, target, changes), freeze=changes.frozen, dtype_of=dtypes)

@@ -19,7 +19,6 @@ from ucpl.conversion.dropping import (
     without_frozen,
 )
 from ucpl.conversion.regrouping import group_notes, regrouped, with_empty_groups, with_model_names
-from ucpl.conversion.renaming import renamed
 from ucpl.conversion.source_passes import few
 from ucpl.records import frozen
 
@@ -77,6 +76,8 @@ def _leave_out(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
 def _rename(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
     if not recipe.renamed:
         return checkpoint
+    from ucpl.conversion.renaming import renamed
+
     return renamed(checkpoint, recipe.renamed, recipe.target.tensors, recipe.target.aliases)
 
 

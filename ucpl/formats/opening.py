@@ -17,7 +17,6 @@ from attrs import evolve
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents.containers import Container
 from ucpl.files.checkpoint import Checkpoint, Framework, Order
-from ucpl.files.described import found_at, reject_stranger
 from ucpl.files.header_watch import watched
 from ucpl.formats.folders import container_of
 from ucpl.formats.folders.steps import RunFacts
@@ -100,6 +99,8 @@ def open_checkpoint(
             return evolve(opened, container=around)
     if stat.S_ISREG(mode) and (folder := _folder_of(path)) is not None:
         fail("E435", f"{path} is one file of a checkpoint", Label(str(path)), remedy=f"name the checkpoint: {folder}")
+    from ucpl.files.described import found_at, reject_stranger
+
     reject_stranger(path)
     below = _below(path) or _of_language(path)
     found = found_at(path) if not below else None

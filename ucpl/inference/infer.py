@@ -12,7 +12,6 @@ from ucpl.extents.account import entries_of
 from ucpl.extents.experts import Experts
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.inference.blocks import scalings_of
-from ucpl.inference.packed import packed_notes
 from ucpl.language import nodes, print_expr, print_file
 from ucpl.language.limits import why_too_large, why_too_many, why_unwritten
 from ucpl.layout import Layout, Library, expand, load, resolve
@@ -62,6 +61,8 @@ class Inferred:
         passed = [one for one in self.checkpoint.not_read if one.is_optimizer]
         entries = entries_of(("not read", one.kind, one.name, one.why) for one in passed)
         lines = (" ".join(f"not read: {entry}".splitlines()) for entry in entries)
+        from ucpl.inference.packed import packed_notes
+
         notes = "".join(f"\n# {line}" for line in (*packed_notes(self.checkpoint), *lines))
         return text.replace("\n", f"\n{notes}\n" if notes else "\n", 1)
 

@@ -16,7 +16,6 @@ from attrs import evolve, field
 
 from ucpl.errors import Label, fail
 from ucpl.files.checkpoint import Checkpoint
-from ucpl.inference.lengths import length_of, ways_of
 from ucpl.language import nodes
 from ucpl.language.walk import walk
 from ucpl.layout import Library
@@ -129,6 +128,8 @@ class _Learner:
 
     def axis(self, axis: nodes.Axis, stored: tuple[str, list[int]], entry: nodes.Entry) -> None:
         """Solve one stored axis, by its length on all ranks together."""
+        from ucpl.inference.lengths import length_of, ways_of
+
         name, lengths = stored
         ways = ways_of(axis, self.scope)
         total, origin = _total(axis, lengths, ways, name)

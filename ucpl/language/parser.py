@@ -9,7 +9,6 @@ from __future__ import annotations
 from functools import lru_cache
 
 from ucpl.language import trees
-from ucpl.language.definitions import check_definitions
 from ucpl.language.nodes import Call, Expr, File
 from ucpl.language.source import CALL, Source
 
@@ -60,6 +59,8 @@ def _file(text: str, name: str) -> File:
     source = Source(name, text)
     file = _read(source, "start")
     assert isinstance(file, File)
+    from ucpl.language.definitions import check_definitions
+
     check_definitions(file, source)
     return file
 

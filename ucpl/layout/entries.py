@@ -16,7 +16,6 @@ from ucpl.language import nodes, worded
 from ucpl.language.walk import inside, walk
 from ucpl.layout import axes as ax
 from ucpl.layout.by_index import whole_name
-from ucpl.layout.families import families_of, with_sizes
 from ucpl.layout.globs import Globs, literals
 from ucpl.layout.layout import Entry, Family, GlobMatch, LogicalTensor
 from ucpl.layout.live import check_live, reject_live
@@ -239,6 +238,8 @@ def entries_of(
     written = written_entries(items, ground.scope)
     families: dict[str, Family] = {}
     if groups is not None:
+        from ucpl.layout.families import families_of, with_sizes
+
         families = families_of(tensors, {*written.explicit, *aliases.values()}, groups, written.of)
         with_sizes(ground.scope, tensors, [*families.values()])
     placed = {**tensors, **{path: family.tensor for path, family in families.items()}}

@@ -22,16 +22,6 @@ from ucpl.layout.by_index import written_out
 from ucpl.layout.fills import with_filled_states
 from ucpl.layout.library import KnownStatement, Library, Link
 from ucpl.layout.models import states_once
-from ucpl.layout.nesting import (
-    axes_here,
-    axes_in,
-    check_axes,
-    check_groups,
-    given_within,
-    numbers_within,
-    on_these_ranks,
-    prefixed,
-)
 from ucpl.layout.overlay import fresh, overlay
 from ucpl.layout.scope import Config, Scope, Value, at, literal
 from ucpl.layout.templates import spelled_out
@@ -376,6 +366,8 @@ class _Reader:
             inner += statements_of(self.library, known, lambda items: self.uses(items, chain, "model"))
             # Arguments are numbers of the outer model: these names get no prefix.
             outer = [nodes.Let((nodes.Binding(f"{item.name}.{n}", a.value, span=a.span),)) for n, a in given.items()]
+        from ucpl.layout.nesting import prefixed
+
         self.count.statements += len(inner)
         if self.count.statements > STATEMENTS_MAX:  # each use of a model that uses others multiplies
             fail("E166", f"`use` statements write out more than {STATEMENTS_MAX} statements", at(item.span))
@@ -409,20 +401,24 @@ class _Reader:
 
         It is read in a scope of its own: a number `n` of it is not the outer `n`. Only mesh axes are shared.
         """
+        from ucpl.layout import nesting
+
         links = self.library.chain(use.call.name, use.call.span)
         if self.is_written:
             return [*self.written(links, used)]
         call, axes = use.call, (a for mesh in self.axes for a in mesh)
-        scope = Scope(given_within(links, use, self.scope, axes), config=self.scope.config)
+        scope = Scope(nesting.given_within(links, use, self.scope, axes), config=self.scope.config)
         reader = _Reader(self.library, scope, {}, [], self.axes, count=self.count)
-        arguments = axes_here(links[0].node, axes_in(links), self.scope)
+        arguments = nesting.axes_here(links[0].node, nesting.axes_in(links), self.scope)
         arguments |= self.of_use(links[0].node, call)
         items = reader.statements(links, arguments, used)
         unfounded = {item.span for item in reader.fresh}
         self.founded |= reader.founded | {i.span for i in items if i.span.line and i.span not in unfounded}
-        check_axes(links, call, reader.scope, self.scope)
-        check_groups(items)
-        return numbers_within(links, reader.scope, self.scope) + on_these_ranks(links, items, self.scope)
+        nesting.check_axes(links, call, reader.scope, self.scope)
+        nesting.check_groups(items)
+        return nesting.numbers_within(links, reader.scope, self.scope) + nesting.on_these_ranks(
+            links, items, self.scope
+        )
 
     def of_use(self, layout: nodes.Layout, call: nodes.Call) -> Inherited:
         """Arguments of a used layout.

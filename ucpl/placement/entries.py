@@ -30,7 +30,6 @@ from ucpl.placement.cells import (
 )
 from ucpl.placement.chunk_begins import BrokenRun, begin_of
 from ucpl.placement.logical_rows import LogicalRows, Row
-from ucpl.placement.plain_locals import boxes_at
 from ucpl.records import define, frozen
 
 I64 = NDArray[np.int64]
@@ -330,6 +329,8 @@ class EntryPlacer:
 
     def _plain(self, coordinates: list[tuple[int, ...]]) -> dict[tuple[int, ...], LocalBoxes]:
         """A Local for each coordinate, where the pattern is plain; else none."""
+        from ucpl.placement.plain_locals import boxes_at
+
         found = boxes_at(self, np.array(coordinates, dtype=np.int64).reshape(len(coordinates), -1))
         if found is None:
             return {}

@@ -6,6 +6,8 @@ of one line share theirs. Not here: files, bytes, torch.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ucpl.errors import fail
 from ucpl.extents import Key
 from ucpl.layout import BlobRule, Layout
@@ -17,9 +19,11 @@ from ucpl.placement.families import FamilyOrder
 from ucpl.placement.flat_parts import FlatParts
 from ucpl.placement.names import Variables
 from ucpl.placement.placement import Blob, BlobPlace, Part, Placement
-from ucpl.placement.rank_ranges import Wanted
 from ucpl.placement.site import Site
 from ucpl.tables.blocks import is_whole, name_text
+
+if TYPE_CHECKING:
+    from ucpl.placement.rank_ranges import Wanted
 
 __all__ = ["locate"]
 

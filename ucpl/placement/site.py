@@ -6,6 +6,7 @@ They are its ranks, an EntryPlacer an entry, and the places that are taken.
 from __future__ import annotations
 
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import field
@@ -18,10 +19,12 @@ from ucpl.placement.claims import Claims
 from ucpl.placement.entries import Choices, EntryPlacer, Indexed, Kin, LocalBoxes
 from ucpl.placement.names import Namer
 from ucpl.placement.placement import Pieces, digits_of
-from ucpl.placement.rank_ranges import Wanted
 from ucpl.placement.ranks import Ranks
 from ucpl.records import frozen
 from ucpl.tables import I64
+
+if TYPE_CHECKING:
+    from ucpl.placement.rank_ranges import Wanted
 
 __all__ = ["Site"]
 

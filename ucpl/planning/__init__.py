@@ -4,7 +4,6 @@
 """
 
 from ucpl.planning.binding import Bound, BoundFiles, CarriedBox, bound
-from ucpl.planning.files import load_plan, plan_bytes, save_plan
 from ucpl.planning.order import order, recipe_of, structure_digest, structure_of
 from ucpl.planning.plan import ClosedText, Origin, Passed, Plan, Recipe, Tally
 from ucpl.planning.runs import Runs
@@ -22,11 +21,8 @@ __all__ = [
     "Runs",
     "Tally",
     "bound",
-    "load_plan",
     "order",
-    "plan_bytes",
     "recipe_of",
-    "save_plan",
     "structure_digest",
     "structure_of",
     "summary",

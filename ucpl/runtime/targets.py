@@ -22,7 +22,6 @@ from ucpl.digests import crc32
 from ucpl.errors import Label, fail
 from ucpl.extents import StoredTensor, TensorRef, key_text, pieces_of
 from ucpl.files.checkpoint import Archive, Skeleton, SkeletonFile
-from ucpl.files.safetensors_files import layout_safetensors_file
 from ucpl.files.texts import is_inside
 from ucpl.files.torch_files import TorchFilePlan, layout_archive, layout_torch_file
 from ucpl.planning import CarriedBox
@@ -168,6 +167,8 @@ def _file_plan(entry: SkeletonFile) -> FilePlan:
         name = PurePosixPath(entry.path).name
         return layout_torch_file(entry.value, name.rpartition(".")[0] or name)
     value: dict[str, TensorRef] = entry.value
+    from ucpl.files.safetensors_files import layout_safetensors_file
+
     plan = layout_safetensors_file(
         [(name, ref.storage.dtype, ref.shape) for name, ref in value.items()], entry.metadata
     )

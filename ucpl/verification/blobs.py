@@ -10,12 +10,12 @@ from ucpl.errors import Diagnostic, Label, UcplError, catalogue
 from ucpl.extents import BlobWay, Key, key_text
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.formats.named_files import Values
-from ucpl.verification.train_states import Difference
 from ucpl.verification.values import ValueTensors, apart
 
 if TYPE_CHECKING:  # `apply` compares copies, and needs no compiler
     from ucpl.placement import Placement
     from ucpl.placement.placement import Blob, BlobPlace
+    from ucpl.verification.train_states import Difference
 
 __all__ = ["check_equal_blobs", "compare_blobs", "missing", "find_wrong_copies"]
 
@@ -105,6 +105,8 @@ def compare_blobs(a: Checkpoint, here: Placement, b: Checkpoint, there: Placemen
     for name in dict.fromkeys([*ours, *theirs]):
         if name in free:
             continue
+        from ucpl.verification.train_states import Difference
+
         if name not in ours or name not in theirs:
             said = ["a value" if name in side else "nothing" for side in (ours, theirs)]
             out.append(Difference("carried", f"blob {name}", a=said[0], b=said[1]))

@@ -22,7 +22,6 @@ from ucpl.placement import Part, Placement
 from ucpl.records import frozen
 from ucpl.registry import format_named
 from ucpl.verification.blobs import missing
-from ucpl.verification.mismatches import Mismatch, pattern_of, without_repetitions
 
 SHOWN = 8  # findings of one kind that are listed
 
@@ -54,6 +53,8 @@ def findings(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
     covered: set[str] | None = None
     for (file, key), extent in stored.items():
         if (file, key) not in seen and extent.numel:
+            from ucpl.verification.mismatches import Mismatch, pattern_of
+
             if covered is None:
                 covered = {pattern_of("/".join(one)) for place, one in seen if (place, one) in stored}
             out.append(
@@ -87,6 +88,8 @@ def _absent(
     `some`: other tensors of its entry are there.
     """
     file, key = str(checkpoint.root / place[0]), "/".join(place[1])
+    from ucpl.verification.mismatches import Mismatch
+
     return Diagnostic(
         "E321",
         f"{part.state} of `{part.label}` should be at {key}, and the checkpoint has nothing there",
@@ -107,6 +110,8 @@ def _misshapen(
     """E322 of a stored tensor."""
     file, key = str(checkpoint.root / place[0]), "/".join(place[1])
     stated = _stated(part, shape, extent.dtype)
+    from ucpl.verification.mismatches import Mismatch
+
     return Diagnostic(
         "E322",
         f"{key} is {list(extent.shape)} in the checkpoint and {list(stated)} in the layout",
@@ -179,6 +184,8 @@ def demand(placement: Placement, checkpoint: Checkpoint) -> None:
     """Raise the first few results of `findings`, one for each line."""
     found = findings(placement, checkpoint)
     if found:
+        from ucpl.verification.mismatches import without_repetitions
+
         raise UcplError(*without_repetitions(found, placement.layout)[:SHOWN])
 
 

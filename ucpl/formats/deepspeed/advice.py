@@ -15,7 +15,6 @@ from ucpl.formats.optimizer_hypers import (
     unfactored,
 )
 from ucpl.formats.run_steps import STEPS, optimizer_steps
-from ucpl.formats.torch_optimizer import STATISTICS
 from ucpl.registry import format_named
 
 WARM = (
@@ -113,6 +112,8 @@ def _guessed(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
     if structure.settings.get("stage") not in (2, 3) or not format_named(source.format).guesses_buffers:
         return ()
     names = [t.name for t in structure.tensors if t.kind == "buffer" and can_train(t.dtype)]
+    from ucpl.formats.torch_optimizer import STATISTICS
+
     listed = [name for name in names if name.rpartition(".")[2] not in STATISTICS]
     more = f" and {len(listed) - 3} more" if len(listed) > 3 else ""
     return (GUESSED.format(names=", ".join(listed[:3]) + more),) if listed else ()

@@ -7,6 +7,8 @@ saved in this form, too, with complete names for each stage's tensors; the exper
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from attrs import evolve, field
 
 from ucpl.errors import Label, fail
@@ -19,28 +21,18 @@ from ucpl.formats.deepspeed import auto_ep
 from ucpl.formats.deepspeed.across_tp import cuts_over_tp, local_shapes, same_tensors
 from ucpl.formats.deepspeed.as_written import read_shard
 from ucpl.formats.deepspeed.blobs import keep_left_out, keep_module_facts, keep_run, keep_scaling, keep_whole_scaling
-from ucpl.formats.deepspeed.copies import trusted
-from ucpl.formats.deepspeed.experts import (
-    HeldExperts,
-    experts_of,
-    groups_without_optimizer,
-    named_experts,
-    read_dense_groups,
-    read_expert_groups,
-)
 from ucpl.formats.deepspeed.flat_shards import Sharers, read_flat_shards
 from ucpl.formats.deepspeed.gathered import Gathered, StepFacts, callers_of
 from ucpl.formats.deepspeed.module import RankModule, groups_of, keep_module, module_of, named_tensors
 from ucpl.formats.deepspeed.names import EXPERTS_OPTIMIZERS
 from ucpl.formats.deepspeed.order import Shape
-from ucpl.formats.deepspeed.pipeline import common_groups
 from ucpl.formats.deepspeed.settings import set_alignment
-from ucpl.formats.deepspeed.sliced_experts import read_sliced_experts
-from ucpl.formats.deepspeed.sliced_shards import read_sliced_shards
-from ucpl.formats.deepspeed.stages import StageFacts, canonical, layers_of, pipeline_of
 from ucpl.formats.deepspeed.topology import ModelRankFiles, Topology
-from ucpl.formats.deepspeed.whole_states import ModelRank, read_whole_states
 from ucpl.records import mutable
+
+if TYPE_CHECKING:
+    from ucpl.formats.deepspeed.experts import HeldExperts
+    from ucpl.formats.deepspeed.whole_states import ModelRank
 
 
 @mutable(eq=False)
@@ -61,7 +53,11 @@ class _Grid:
 def read_dense(gathered: Gathered, topology: Topology, order: Order | None) -> tuple[tuple[TorchFile, ...], StepFacts]:
     """Read modules and shards of all ranks, and return files and facts."""
     if topology.stage == 3 and auto_ep.layers_of(topology.first) is not None:
+        from ucpl.formats.deepspeed.sliced_experts import read_sliced_experts
+
         return read_sliced_experts(gathered, topology)
+    from ucpl.formats.deepspeed.experts import experts_of, groups_without_optimizer, read_expert_groups
+
     grid = _Grid(topology, experts_of(gathered, topology) if topology.listing.experts else None, order)
     for shard in topology.shards:
         _read_rank(gathered, grid, shard)
@@ -72,7 +68,11 @@ def read_dense(gathered: Gathered, topology: Topology, order: Order | None) -> t
         _same_groups(grid.ranks, [grid.modules[0, tp] for tp in range(topology.tp)])
         gathered.groups += grid.ranks[0].groups
     else:
+        from ucpl.formats.deepspeed.stages import canonical
+
         first = _in_order(first, canonical(pipeline))
+        from ucpl.formats.deepspeed.pipeline import common_groups
+
         gathered.groups += common_groups(topology, [mine.groups for mine in grid.ranks], [*first.tensors])
     for mine in grid.ranks:
         gathered.stated += mine.stated
@@ -82,6 +82,8 @@ def read_dense(gathered: Gathered, topology: Topology, order: Order | None) -> t
     elif grid.held is not None:
         gathered.groups += groups_without_optimizer(grid.held, first, topology)
     if pipeline is not None:
+        from ucpl.formats.deepspeed.copies import trusted
+
         pipeline = evolve(pipeline, trusted=trusted(topology.listing.root, pipeline, gathered, topology.tp))
     keep_run(gathered, topology.first, "num_experts")
     keep_left_out(gathered, first, topology.tp)
@@ -115,6 +117,8 @@ def _facts(
     tensors = named_tensors(gathered, first, _whole({name: local[name] for name in first.shapes}, shardings))
     more: tuple[NamedTensor, ...] = ()
     if held is not None:
+        from ucpl.formats.deepspeed.experts import named_experts
+
         more = named_experts(gathered, held, _whole(of_experts, shardings))
     return StepFacts(
         tensors=(*tensors, *more),
@@ -149,8 +153,12 @@ def _read_rank(gathered: Gathered, grid: _Grid, shard: ModelRankFiles) -> None:
     here = {"tp": shard.tp} if topology.tp > 1 else {}
     here |= {"pp": shard.pp} if topology.pp > 1 else {}
     if held is None or not shard.optims:
+        from ucpl.formats.deepspeed.whole_states import ModelRank
+
         _read_optimizer(mine, module, shard, ModelRank(here, grid.order))
     else:
+        from ucpl.formats.deepspeed.experts import read_dense_groups
+
         read_dense_groups(mine, held, module, shard, here)
     grid.modules[shard.pp, shard.tp] = module
     grid.ranks.append(mine)
@@ -158,6 +166,8 @@ def _read_rank(gathered: Gathered, grid: _Grid, shard: ModelRankFiles) -> None:
 
 def _pipeline(grid: _Grid) -> Pipeline:
     """The layers of stages, from the names of their tensors."""
+    from ucpl.formats.deepspeed.stages import StageFacts, layers_of, pipeline_of
+
     layers, tied = layers_of([grid.modules[pp, 0] for pp in range(grid.topology.pp)])
     held = grid.held
     beside = StageFacts(tied=tied) if held is None else StageFacts(False, tied, held.files.of, held.experts.ep)
@@ -211,8 +221,12 @@ def _in_order(module: RankModule, names: list[str]) -> RankModule:
 def _read_optimizer(gathered: Gathered, module: RankModule, shard: ModelRankFiles, rank: ModelRank) -> None:
     """One rank's optimizer, by the stage that its files are of."""
     if not shard.optims:
+        from ucpl.formats.deepspeed.whole_states import read_whole_states
+
         read_whole_states(gathered, module, rank)
     elif gathered.number("stage") == 3:
+        from ucpl.formats.deepspeed.sliced_shards import read_sliced_shards
+
         read_sliced_shards(gathered, module, Sharers(shard.optims, rank.coordinates))
     else:
         read_flat_shards(gathered, module, Sharers(shard.optims, rank.coordinates))

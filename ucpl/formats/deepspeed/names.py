@@ -29,6 +29,9 @@ _NUMBER = re.compile(r"\d+")
 _DIGITS_MAX = 10  # of a layer's number
 
 LATEST = "latest"
+LATEST_UNIVERSAL = "latest_universal"
+ATOMS = "zero"  # folder of a universal checkpoint
+GLOBAL_STATE = "zero/optimizer_state.pt"
 EXPERTS_OPTIMIZERS = "experts_optimizers"  # of a run whose release writes empty ones next to the shards of ZeRO
 
 # Keys of a model-state file that DeepSpeed writes itself, in its order. All others came from client_state.

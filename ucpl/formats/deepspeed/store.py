@@ -21,7 +21,6 @@ from ucpl.files.texts import read_name
 from ucpl.formats.deepspeed.dense import read_dense
 from ucpl.formats.deepspeed.gathered import Gathered, StepPlace
 from ucpl.formats.deepspeed.names import LATEST, StepFiles, list_files
-from ucpl.formats.deepspeed.pipeline import read_pipeline
 from ucpl.formats.deepspeed.settings import read_settings, shards_gone
 from ucpl.formats.deepspeed.topology import topology_of
 from ucpl.formats.deepspeed.writing import skeleton
@@ -166,6 +165,8 @@ def _open_step(place: StepPlace, order: Order | None) -> Checkpoint:
     if gathered.lacking:
         gathered.remark(f"no shard of the optimizer is there, and the run had one: {gathered.lacking[0]} is missing")
     if topology.listing.layers:
+        from ucpl.formats.deepspeed.pipeline import read_pipeline
+
         files, facts = read_pipeline(gathered, topology, order)
     else:
         files, facts = read_dense(gathered, topology, order)

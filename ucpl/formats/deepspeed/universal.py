@@ -45,11 +45,9 @@ from ucpl.formats.deepspeed.cuts import vocabulary_of
 from ucpl.formats.deepspeed.flat_shards import hyper_of
 from ucpl.formats.deepspeed.gathered import Gathered, StepFacts, StepPlace, callers_of
 from ucpl.formats.deepspeed.module import RankModule
-from ucpl.formats.deepspeed.names import StepFiles, list_files
+from ucpl.formats.deepspeed.names import ATOMS, GLOBAL_STATE, LATEST_UNIVERSAL, StepFiles, list_files
 from ucpl.formats.deepspeed.order import Shape, undeal
 from ucpl.formats.deepspeed.topology import not_yet
-from ucpl.formats.deepspeed.universal_module import cuts, lost_buffers, whole_module
-from ucpl.formats.deepspeed.universal_writing import ATOMS, GLOBAL_STATE, LATEST, skeleton
 from ucpl.records import frozen
 
 _STATES = ("optimizer_state_dict", "state")
@@ -70,7 +68,7 @@ class Universal:
             return False
         if (path / ATOMS).is_dir() and any(p.is_dir() for p in (path / ATOMS).iterdir()):
             return True
-        return (path / LATEST).is_file() and not (path / "latest").is_file()
+        return (path / LATEST_UNIVERSAL).is_file() and not (path / "latest").is_file()
 
     def open(self, path: Path) -> Checkpoint:
         """Read the headers of all atoms and of the model states.
@@ -86,19 +84,21 @@ class Universal:
 
         Raises: UcplError E470-E479.
         """
+        from ucpl.formats.deepspeed.universal_writing import skeleton
+
         return skeleton(structure, targets, source, tag)
 
 
 def _step(path: Path) -> StepPlace:
     if (path / ATOMS).is_dir():
         return StepPlace(path, path, path.name)
-    tag = read_name(path / LATEST) or ""
+    tag = read_name(path / LATEST_UNIVERSAL) or ""
     root = path / tag
     if not tag or Path(tag).is_absolute() or ".." in Path(tag).parts or not (root / ATOMS).is_dir():
         fail(
             "E450",
-            f"{LATEST} names {tag!r}, and there is no such folder of atoms",
-            Label(str(path / LATEST), f"says {tag!r}"),
+            f"{LATEST_UNIVERSAL} names {tag!r}, and there is no such folder of atoms",
+            Label(str(path / LATEST_UNIVERSAL), f"says {tag!r}"),
             remedy="give the step's folder itself, or correct the pointer",
         )
     return StepPlace(path, root, tag)
@@ -135,6 +135,8 @@ class _Universal:
         stage = 3 if any(dp is not None for dp, _ in listing.models) else 1
         if auto_ep.layers_of(metas[0]) is not None:
             not_yet(metas[0].path, "its experts are AutoEP's, in a universal folder")
+        from ucpl.formats.deepspeed.universal_module import whole_module
+
         module = whole_module(metas, stage)
         ranks = 1 + max(mp for _, mp in listing.models)
         return cls(place, stage, ranks, metas, shared, module, Gathered())
@@ -187,6 +189,8 @@ class _Universal:
             gathered.remark(
                 "the source was model-parallel: its cut weights in `module` are not read, the masters are complete"
             )
+        from ucpl.formats.deepspeed.universal_module import cuts, lost_buffers
+
         if lost := lost_buffers(self.metas):
             gathered.remark(f"buffers of a pipeline's layers have no file here: {shown(lost)}")
         is_bare = self.stage == 3 and not self.is_shaped

@@ -21,13 +21,18 @@ from ucpl.files.groups import named_hyper
 from ucpl.files.scalars import is_step
 from ucpl.formats.deepspeed.affine import INFO
 from ucpl.formats.deepspeed.model_states import model_states
-from ucpl.formats.deepspeed.names import is_of_expert, is_taken, model_file, state_in_file
+from ucpl.formats.deepspeed.names import (
+    ATOMS,
+    GLOBAL_STATE,
+    LATEST_UNIVERSAL,
+    is_of_expert,
+    is_taken,
+    model_file,
+    state_in_file,
+)
 from ucpl.formats.deepspeed.optimizer_states import clip_grad, scaling, stage_of
 from ucpl.formats.deepspeed.target import FORMAT_VERSION, FileBuilder, Made, StepWriter, check_numbers, skeleton_of
 
-ATOMS = "zero"
-GLOBAL_STATE = "zero/optimizer_state.pt"
-LATEST = "latest_universal"
 VERSION = 0.4
 _PARTS = Global("deepspeed.checkpoint.universal_checkpoint", "SubparamShape")
 Cuts = Mapping[str, Sharding]
@@ -58,7 +63,7 @@ def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Ch
     if stage < 3:
         files += _numbers(writer)
     folder = tag or writer.folder
-    return skeleton_of(folder if folder.endswith("_universal") else f"{folder}_universal", LATEST, files)
+    return skeleton_of(folder if folder.endswith("_universal") else f"{folder}_universal", LATEST_UNIVERSAL, files)
 
 
 def _reject_experts(source: Checkpoint) -> None:
