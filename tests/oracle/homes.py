@@ -240,7 +240,7 @@ class _Rank:
         numbers = self.numbers_of(fixed)
         whole = dict(targets)
         for label, (path, tensor) in whole.items() if lacked is not None else ():
-            kept = [i for i, d in enumerate(tensor.dims) if d not in (lacked or {})[path]]
+            kept = [i for i, d in enumerate(tensor.dims) if d not in (lacked or {})[self.whole(path)]]
             of = tuple(tensor.dims[i] for i in kept), tuple(tensor.ranges[i] for i in kept)
             targets[label] = path, evolve(tensor, dims=of[0], ranges=of[1])
 
