@@ -1,6 +1,6 @@
-"""Law: any two constructs together mean what the oracle reads, and are carried to other degrees and back.
+"""Law: two constructs in one text are read as the oracle does.
 
-A text has two tensors. Each has one form in each of some slots: its dims, its brackets, its rows, its columns, its clause,
+Their numbers are carried to other degrees and back. A text has two tensors. Each has one form in each of some slots: its dims, its brackets, its rows, its columns, its clause,
 and a line for its state. Two constructs of different slots are those of the first tensor, two of one slot of both.
 """
 
@@ -114,7 +114,7 @@ class Drawn(NamedTuple):
 
 
 def lines_of(name: str, chosen: Choice) -> list[str]:
-    """The entries of a tensor, which packs a second one in some forms."""
+    """The entries of a tensor; some forms pack two."""
     rows, columns = SLOTS["rows"][chosen["rows"]], SLOTS["columns"][chosen["columns"]]
     rows = rows.replace("NAME2", f"{name}2").replace("NAME", name)
     columns = columns.replace("f", "h") if chosen["dims"] != "sizes by an index" else columns
@@ -183,7 +183,7 @@ def written(a: Choice, b: Choice, degrees: tuple[Sequence[int], Sequence[int]]) 
 
 
 def drawn(random: Random, pair: Pair) -> Drawn:
-    """A text with both constructs, and other forms for all other slots."""
+    """A text with both constructs, and drawn forms of the others."""
     chosen = [{slot: random.choice(sorted(names)) for slot, names in SLOTS.items()} for _ in range(2)]
     (slot, name), (other, second) = pair
     chosen[0][slot] = name
@@ -193,7 +193,10 @@ def drawn(random: Random, pair: Pair) -> Drawn:
 
 
 def holds(case: Drawn) -> bool:
-    """True if the text can be read, and then the oracle and the numbers agree with it."""
+    """True if the text can be read.
+
+    The oracle and the numbers agree with it.
+    """
     try:
         homes = [check(case.text, call) for call in case.calls]
         assert all(homes)
