@@ -1,7 +1,7 @@
 """Law: two constructs in one text are read as the oracle does.
 
-Their numbers are carried to other degrees and back. A text has two tensors. Each has one form in each of some slots: its dims, its brackets, its rows, its columns, its clause,
-and a line for its state. Two constructs of different slots are those of the first tensor, two of one slot of both.
+Their numbers are carried to other degrees and back. A text has two tensors, with one form of each slot: dims, brackets, rows,
+columns, clause, and lines for layers and states. Two constructs of one slot are those of both tensors.
 """
 
 from __future__ import annotations
