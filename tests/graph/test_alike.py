@@ -130,7 +130,7 @@ layout two(tp) of t {
 def test_the_graph_runs_from_what_is_read_to_what_is_written() -> None:
     graph = build(located("fsdp(dp = 2)"), located("stages(pp = 2, tp = 3)"))
     net = graph.net
-    assert nx.is_directed_acyclic_graph(net.digraph())
+    assert nx.is_directed_acyclic_graph(net)
     for node in net:
         needs = {type(p) for p in net.predecessors(node)}
         match node:
@@ -147,7 +147,7 @@ def test_the_graph_runs_from_what_is_read_to_what_is_written() -> None:
     assert str(graph).splitlines()[0].split()[:2] == ["0", "read"]
     # For one entry of the target, its ancestors are all that it needs.
     write = next(n for n in net if isinstance(n, Write) and (n.label, n.state) == ("w", "exp_avg"))
-    reads = [n for n in nx.ancestors(net.digraph(), write) if isinstance(n, Read)]
+    reads = [n for n in nx.ancestors(net, write) if isinstance(n, Read)]
     assert [(n.label, n.state) for n in reads if n.state == "exp_avg"] == [("w", "exp_avg")]
 
 

@@ -15,7 +15,7 @@ from ucpl.language import parse_call
 from ucpl.layout import load, resolve
 from ucpl.placement import Placement, locate
 from ucpl.planning import order
-from ucpl.tables.operations import Fill, Split
+from ucpl.tables.operations import Fill
 from ucpl.verification.proof.coverage import prove
 
 TEXT = """ucpl 1
@@ -223,7 +223,7 @@ def test_a_fill_that_is_wrong_is_found() -> None:
 def test_a_fill_of_what_the_source_has_is_found_where_nothing_moves_there() -> None:
     made = build(*sides("fill w = 1; fill state e, g = 0", "less()", "new(tp = 1)"))
     fill = next(n for n in made.net if isinstance(n, Fill) and n.lacking and (n.label, n.state) == ("w", "weight"))
-    lost = next(n for n in made.net if isinstance(n, Split) and str(n).startswith("split   weight of w"))
+    lost = next(n for n in made.net if str(n).startswith("split   weight of w"))
     for node in [n for n in made.net if "weight of w" in str(n) and str(n)[:5] in ("extra", "merge", "split")]:
         made.net.remove_node(node)
     (write,) = made.net.successors(fill)

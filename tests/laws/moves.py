@@ -115,7 +115,7 @@ def _plant(graph: Graph, runs: list[Runs]) -> None:
     """Give the graph other moves, tensor by tensor."""
     _told.clear()  # a graph is changed in its place here, and nowhere else
     other = sole(runs, graph.sources, graph.targets, graph.spaces)
-    graph.net.remove_nodes_from(list(graph.net))
+    graph.net.clear()
     graph.net.add_nodes_from(other)
     graph.net.add_edges_from(other.edges)
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
 import numpy as np
 import pytest
 import torch
@@ -35,7 +36,7 @@ def with_fills(plan: Plan, change: Callable[[Fill], Fill | None]) -> Plan:
     """The plan with other Fills, or without them."""
     made = {n: change(n) for n in plan.nodes if isinstance(n, Fill)}
     assert made
-    net = plan.net.changed(lambda node: (isinstance(node, Fill) and made[node]) or node)
+    net = nx.relabel_nodes(plan.net, {old: new for old, new in made.items() if new is not None})
     net.remove_nodes_from([old for old, new in made.items() if new is None])
     return evolve(plan, net=net)
 

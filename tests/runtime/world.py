@@ -6,6 +6,7 @@ It has files of raw storages, a framework that writes torch files, and a model i
 import zlib
 from pathlib import Path
 
+import networkx as nx
 import numpy as np
 from attrs import evolve, frozen
 
@@ -15,7 +16,6 @@ from ucpl.files.demands import Demands
 from ucpl.files.torch_files import read_torch_file
 from ucpl.planning import Plan, Runs
 from ucpl.tables import MoveSide, gaps
-from ucpl.tables.net import Net
 from ucpl.tables.operations import Fill, Split, Write
 
 
@@ -139,7 +139,7 @@ def plan_of(sources, targets, *all_moves, tensors=("the tensor",)) -> Plan:
         source_shelves=Shelves(()),
         target_shelves=Shelves(()),
         tensors=tuple(tensors),
-        net=Net(),
+        net=nx.DiGraph(),
         layout_text="layout of the test\n",
     )
     return filled(empty.of(sources=sources, targets=targets, moves=all_moves))

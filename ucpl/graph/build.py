@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cached_property
 
+import networkx as nx
 import numpy as np
 from attrs import evolve, field
 
@@ -24,6 +25,7 @@ from ucpl.graph.missing_elements import Box, Filler, MissingBoxes, reject_absent
 from ucpl.graph.models import check_drops, check_models
 from ucpl.graph.passes import optimise
 from ucpl.graph.rows import StoredBoxes, rows_of
+from ucpl.graph.scales import blockwise, reject_quantising
 from ucpl.graph.side import GraphSide, spaced
 from ucpl.layout.by_index import of_sizes
 from ucpl.layout.layout import Policy
@@ -33,7 +35,6 @@ from ucpl.placement import Part, Placement
 from ucpl.placement.families import apart
 from ucpl.records import define, frozen
 from ucpl.tables import I64, distinct, each
-from ucpl.tables.net import Net
 from ucpl.tables.operations import Fill, Read, Write
 
 __all__ = ["RankShare", "build"]
@@ -132,7 +133,7 @@ class _Drawing:
     freeze: frozenset[str]
     dtype_of: DtypeOf | None
     is_share: bool  # the target is one rank's
-    net: Net[Drawn] = field(factory=Net)
+    net: nx.DiGraph[Drawn] = field(factory=nx.DiGraph)
     used: set[tuple[str, str]] = field(factory=set)  # (tensor, state) that went somewhere
     derived: list[str] = field(factory=list)
     dropped: list[str] = field(factory=list)
@@ -218,8 +219,6 @@ class _Drawing:
         out = [self.route(state, state, parts, (direct, scaled), False)] if direct else []
         turned = rest & other
         if turned and not scaled:
-            from ucpl.graph.scales import reject_quantising
-
             reject_quantising(self.source, self.target, min(turned))
         if turned:
             rest -= turned
@@ -396,8 +395,6 @@ class _Drawing:
         chosen = choose(rows, here.is_alias, here)
         covered("weight", wanted, (rows, chosen), here, "E308", "source")
         kept = rows_of(there.numbered(lanes.targets), there.space, self.renumber(self.target, common, route.wanted), k)
-        from ucpl.graph.scales import blockwise
-
         joint = Joint("scale", (lanes,), True, moves=blockwise(self.target, chosen, kept))
         self.net.add_edges_from((reads[n], joint) for n in parts)
         self.net.add_edges_from((joint, writes[n]) for n in lanes.targets)

@@ -38,7 +38,7 @@ def settle(graph: Graph) -> Graph:
         elif joint.kind != "check" and joint.moves is not None:
             for lane in range(len(joint.lanes)):
                 settler.lane(joint, joint.moves, lane)
-    for fill, write in graph.dealt.edges:
+    for fill, write in graph.net.edges:
         if isinstance(fill, Fill) and fill.lacking:
             settler.fill(fill, write)
     settler.pad()

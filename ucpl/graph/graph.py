@@ -1,4 +1,4 @@
-"""The dependency graph, whose nodes own their tables.
+"""The dependency graph: networkx carries it, nodes own their tables.
 
 It describes the stored tensors of both sides.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import cast
 
+import networkx as nx
 from attrs import evolve
 
 from ucpl.extents import Shelves
@@ -16,7 +16,6 @@ from ucpl.graph.rows import StoredBoxes
 from ucpl.placement import Placement
 from ucpl.records import frozen
 from ucpl.tables import I64, Moves, Space
-from ucpl.tables.net import Net
 from ucpl.tables.operations import Digits, Flow, Node, Read, Write, flows, net_text
 from ucpl.tables.table import column
 
@@ -131,7 +130,7 @@ class Graph:
 
     source: Placement
     target: Placement
-    net: Net[Drawn]
+    net: nx.DiGraph[Drawn]
     sources: Shelves
     targets: Shelves
     spaces: tuple[Space, Space]
@@ -147,18 +146,17 @@ class Graph:
         return [n for n in self.net if isinstance(n, Joint)]
 
     @property
-    def dealt(self) -> Net[Node]:
-        """The graph after all passes."""
-        return cast("Net[Node]", self.net)
-
-    @property
     def flows(self) -> tuple[Flow, ...]:
         """Every way of elements from source to target, after all passes."""
-        return tuple(flows(self.dealt))
+        return tuple(flows(self.net))
 
     def with_joints(self, change: Callable[[Joint], Joint]) -> Graph:
         """The graph with other joints in the same places."""
-        return evolve(self, net=self.net.changed(lambda node: change(node) if isinstance(node, Joint) else node))
+        here = {node: change(node) if isinstance(node, Joint) else node for node in self.net}
+        net: nx.DiGraph[Drawn] = nx.DiGraph()
+        net.add_nodes_from(here.values())
+        net.add_edges_from((here[a], here[b]) for a, after in self.net.adj.items() for b in after)
+        return evolve(self, net=net)
 
     def with_moves(self, change: Callable[[JoinedMoves], JoinedMoves]) -> Graph:
         """The graph with other moves in its joints."""

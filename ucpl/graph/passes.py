@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+import networkx as nx
 import numpy as np
 from attrs import evolve
 
@@ -20,7 +21,6 @@ from ucpl.graph.graph import Drawn, Graph, JoinedMoves, Joint, SourceBoxes, Targ
 from ucpl.graph.rows import StoredBoxes
 from ucpl.placement.boxes import overlaps
 from ucpl.tables import I64, join_runs, numbered, straighten
-from ucpl.tables.net import Net
 from ucpl.tables.operations import Check, Derive, Extract, Fill, Lane, Merge, Reduce, Scale, Split
 
 __all__ = ["PASSES", "Pass", "deal", "meet", "optimise"]
@@ -102,7 +102,7 @@ def deal(graph: Graph) -> Graph:
     before: merge of all entries     after: extract ─► merge ─► split for each entry, in the order of its stored
     positions
     """
-    net: Net[Drawn] = Net()
+    net: nx.DiGraph[Drawn] = nx.DiGraph()
     net.add_nodes_from(graph.reads.values())
     net.add_nodes_from(graph.writes.values())
     ways: dict[int, list[Drawn]] = {}  # nodes for each part of the target

@@ -6,14 +6,13 @@ Nodes in the order in which they run, with the dependencies of each.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ucpl.planning.parsed import NUMBER_MAX, Json, items, text, whole, wholes
 from ucpl.tables import Moves, MoveSide, Space
-from ucpl.tables.net import Net
 from ucpl.tables.operations import (
     Check,
     Derive,
@@ -35,6 +34,9 @@ from ucpl.tables.operations import (
     flows,
 )
 
+if TYPE_CHECKING:  # a reader of headers alone does not wait for it
+    import networkx as nx
+
 __all__ = ["Columns", "net_from", "net_json"]
 
 Columns = dict[str, NDArray[Any]]
@@ -42,7 +44,7 @@ T = TypeVar("T", Moves, MoveSide)
 _FILL = "fill_"  # before names of columns of the second table
 
 
-def net_json(net: Net[Node], nodes: Sequence[Node], spaces: tuple[Space, Space]) -> tuple[Json, Columns]:
+def net_json(net: nx.DiGraph[Node], nodes: Sequence[Node], spaces: tuple[Space, Space]) -> tuple[Json, Columns]:
     """Both sides of an Extract's boxes in one table.
 
     One table for the entire graph. Fills have one of their own.
@@ -102,11 +104,13 @@ def _lanes(lanes: tuple[Lane, ...]) -> Json:
     return [[x.state, x.origin, x.source, x.target] for x in lanes]
 
 
-def net_from(raw: Json, columns: Mapping[str, NDArray[Any]]) -> tuple[Net[Node], tuple[Space, Space]]:
+def net_from(raw: Json, columns: Mapping[str, NDArray[Any]]) -> tuple[nx.DiGraph[Node], tuple[Space, Space]]:
     """Read the result of `net_json`.
 
     Raises: ValueError, KeyError, TypeError, IndexError for another form.
     """
+    import networkx as nx
+
     table = Moves.of({n: a for n, a in columns.items() if not n.startswith(_FILL)})
     filled = {n.removeprefix(_FILL): a for n, a in columns.items() if n.startswith(_FILL)}
     boxes = MoveSide.of(filled) if filled else MoveSide.empty()
@@ -114,7 +118,7 @@ def net_from(raw: Json, columns: Mapping[str, NDArray[Any]]) -> tuple[Net[Node],
     if len(bits) != 2 or not all(0 < b < 62 for b in bits):
         raise ValueError("no room for positions")
     nodes: list[Node] = []
-    net: Net[Node] = Net()
+    net: nx.DiGraph[Node] = nx.DiGraph()
     for i, (*told, needs) in enumerate(items(raw["nodes"])):
         node = _node(told, table, boxes)
         net.add_node(node)
@@ -202,20 +206,20 @@ def _part(table: T, rows: Json) -> T:
     return part.replace(**{name: getattr(part, name)[:, :width] for name in part.blocks()})
 
 
-def _are_paired(net: Net[Node], nodes: Sequence[Node]) -> None:
+def _are_paired(net: nx.DiGraph[Node], nodes: Sequence[Node]) -> None:
     """Every box that is extracted goes somewhere, and nothing else does."""
     paired: set[Node] = set()
     for node in nodes:
         if isinstance(node, Reconstruct | Recompute):
             before = Read if isinstance(node, Reconstruct) else Read | Reconstruct
             after = Extract | Recompute if isinstance(node, Reconstruct) else Extract
-            if not all(isinstance(n, before) for n in net.predecessors(node)) or not net.predecessors(node):
+            if not all(isinstance(n, before) for n in net.predecessors(node)) or not net.in_degree(node):
                 raise ValueError("something is made anew that nothing read")
             if not all(isinstance(n, after) for n in net.successors(node)):
                 raise ValueError("a rebuilt value is not extracted")
         if isinstance(node, Split):
-            way, *others = net.predecessors(node) or (None,)
-            if others or not isinstance(way, Merge | Reduce | Derive | Scale):
+            way = next(iter(net.predecessors(node)), None)
+            if net.in_degree(node) != 1 or not isinstance(way, Merge | Reduce | Derive | Scale):
                 raise ValueError("boxes are split that nothing merged")
             sources = (Extract, Merge, Derive, Reduce, Check) if isinstance(way, Scale) else (Extract,)
             if not all(isinstance(box, sources) for box in net.predecessors(way)):

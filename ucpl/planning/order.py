@@ -15,13 +15,15 @@ from attrs import evolve
 
 from ucpl.extents import FlatBuffer, NamedTensor, Shelves, Structure
 from ucpl.planning.plan import ClosedText, Origin, Plan, Recipe
+from ucpl.planning.rebuilding import with_rebuilt, with_replayed
 from ucpl.planning.shelving import shelves_json
 from ucpl.registry import format_named
 from ucpl.tables import I64, MoveSide, Space, gaps
-from ucpl.tables.net import Net
-from ucpl.tables.operations import Fill, Node, Split, Write
+from ucpl.tables.operations import Fill, Node, Split, Write, in_order
 
 if TYPE_CHECKING:  # who applies a saved plan imports this room, and none of those that made it
+    import networkx as nx
+
     from ucpl.extents.account import Account
     from ucpl.extents.structure import CarriedBlob
     from ucpl.graph import Graph
@@ -54,12 +56,12 @@ def order(
 
     Its nodes are in the order in which they run. recipe: its decisions, if these are more than the graph's.
     """
-    net: Net[Node] = Net()
-    net.add_nodes_from(graph.dealt.in_order())
-    net.add_edges_from(graph.dealt.edges)
-    net = _with_boxes(net, graph.targets, graph.spaces[1])
-    from ucpl.planning.rebuilding import with_rebuilt, with_replayed
+    import networkx as nx
 
+    net: nx.DiGraph[Node] = nx.DiGraph()
+    net.add_nodes_from(in_order(graph.net))
+    net.add_edges_from(graph.net.edges)
+    net = _with_boxes(net, graph.targets, graph.spaces[1])
     if losses is not None:
         net = with_rebuilt(net, graph.sources, losses)
     if replays is not None:
@@ -188,11 +190,13 @@ def _plain_flat(flat: FlatBuffer) -> FlatBuffer:
 # --- Fills of the target's padding ----------------------------------------------------------------------------------
 
 
-def _with_boxes(net: Net[Node], targets: Shelves, space: Space) -> Net[Node]:
+def _with_boxes(net: nx.DiGraph[Node], targets: Shelves, space: Space) -> nx.DiGraph[Node]:
     """The graph whose Fills have their boxes.
 
     Of each tensor that ends in padding, the elements that no Split reaches.
     """
+    import networkx as nx
+
     filled: dict[Node, Node] = {}
     homes, numel = _padded(targets)
     for fill in net:
@@ -203,7 +207,7 @@ def _with_boxes(net: Net[Node], targets: Shelves, space: Space) -> Net[Node]:
             boxes = gaps(_reached(net, write, space), homes[mine], numel[mine], space)
             assert boxes.elements == fill.elements, f"{fill}: {boxes.elements} are open"
             filled[fill] = evolve(fill, boxes=boxes)
-    return net.changed(lambda node: filled.get(node, node)) if filled else net
+    return nx.relabel_nodes(net, filled) if filled else net
 
 
 def _padded(targets: Shelves) -> tuple[I64, I64]:
@@ -217,7 +221,7 @@ def _padded(targets: Shelves) -> tuple[I64, I64]:
     return np.concatenate(homes), np.concatenate(numel)
 
 
-def _reached(net: Net[Node], write: Write, space: Space) -> MoveSide:
+def _reached(net: nx.DiGraph[Node], write: Write, space: Space) -> MoveSide:
     """Boxes of all Splits into a Write, and the missing ones.
 
     Also those of the states that are stored like it.

@@ -20,10 +20,9 @@ from ucpl.planning.runs import Runs, sole
 from ucpl.planning.unread import Unread
 from ucpl.records import frozen
 from ucpl.tables import I64, Moves, Space, expanded, join_runs, straighten
-from ucpl.tables.net import Net
-from ucpl.tables.operations import Flow, Kind, Lane, Node, flows, net_text
+from ucpl.tables.operations import Flow, Kind, Lane, Node, flows, in_order, net_text
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a reader of headers alone does not wait for it
     import networkx as nx
 
 __all__ = ["ClosedText", "Kind", "Origin", "Passed", "Plan", "Recipe", "Runs", "Tally"]
@@ -118,7 +117,7 @@ class Plan(Recipe):
     target_call: str
     source: Structure
     tensors: tuple[str, ...]  # names that tables point into
-    net: Net[Node] = field(repr=False)
+    net: nx.DiGraph[Node] = field(repr=False)
     spaces: tuple[Space, Space] = (Space(1), Space(1))  # of the positions in its tables
     origins: tuple[Origin, ...] = ()
     spec_digest: str = ""
@@ -139,14 +138,9 @@ class Plan(Recipe):
         return self.closed if isinstance(self.closed, str) else self.closed.text
 
     @cached_property
-    def digraph(self) -> nx.DiGraph[Node]:
-        """The plan as a graph of networkx."""
-        return self.net.digraph()
-
-    @cached_property
     def nodes(self) -> tuple[Node, ...]:
         """The graph's nodes in the order in which they run."""
-        return tuple(self.net.in_order())
+        return tuple(in_order(self.net))
 
     @cached_property
     def flows(self) -> tuple[Flow, ...]:

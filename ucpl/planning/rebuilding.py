@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from ucpl.extents import Key
 from ucpl.records import frozen
-from ucpl.tables.net import Net
-from ucpl.tables.operations import Extract, Node, Read, Recompute, Reconstruct
+from ucpl.tables.operations import Extract, Node, Read, Recompute, Reconstruct, in_order
 
 if TYPE_CHECKING:  # who applies a saved plan looks at no loss
+    import networkx as nx
+
     from ucpl.extents import Shelves
 
 __all__ = ["Losses", "Replays", "with_rebuilt", "with_replayed"]
@@ -46,7 +47,7 @@ class Replays:
     optimizer: str
 
 
-def with_rebuilt(net: Net[Node], sources: Shelves, losses: Losses) -> Net[Node]:
+def with_rebuilt(net: nx.DiGraph[Node], sources: Shelves, losses: Losses) -> nx.DiGraph[Node]:
     """Add a Reconstruct after each Read of tensors with lost bytes.
 
     The Extracts of the Read depend on it.
@@ -69,7 +70,7 @@ def with_rebuilt(net: Net[Node], sources: Shelves, losses: Losses) -> Net[Node]:
     return _with(net, sources, made)
 
 
-def with_replayed(net: Net[Node], sources: Shelves, replays: Replays) -> Net[Node]:
+def with_replayed(net: nx.DiGraph[Node], sources: Shelves, replays: Replays) -> nx.DiGraph[Node]:
     """Add a Recompute after each Read of tensors that steps compute.
 
     As `with_rebuilt` adds a Reconstruct.
@@ -87,13 +88,15 @@ def with_replayed(net: Net[Node], sources: Shelves, replays: Replays) -> Net[Nod
     return _with(net, sources, made)
 
 
-def _with(net: Net[Node], sources: Shelves, make: Callable[[Read, set[Place]], Node | None]) -> Net[Node]:
+def _with(net: nx.DiGraph[Node], sources: Shelves, make: Callable[[Read, set[Place]], Node | None]) -> nx.DiGraph[Node]:
     """Add a node between a Read and its Extracts.
 
     make: the node, from the Read and the places of its stored tensors.
     """
+    import networkx as nx
+
     stored = sources.each
-    nodes = list(net.in_order())
+    nodes = list(in_order(net))
     made: dict[Node, Node] = {}  # by the node before it
     for node in nodes:
         if isinstance(node, Read):
@@ -103,7 +106,7 @@ def _with(net: Net[Node], sources: Shelves, make: Callable[[Read, set[Place]], N
                 made[before] = one
     if not made:
         return net
-    out: Net[Node] = Net()
+    out: nx.DiGraph[Node] = nx.DiGraph()
     for node in nodes:  # in their order, which decides between nodes that might run in any
         out.add_node(node)
         if node in made:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from attrs import evolve, field
@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from ucpl.extents import Shelves
 from ucpl.records import frozen
 from ucpl.tables import I64, Bools, Moves, Space, widened
-from ucpl.tables.net import Net
 from ucpl.tables.operations import Check, Digits, Extract, Kind, Lane, Merge, Node, Read, Reduce, Scale, Split, Write
+
+if TYPE_CHECKING:  # a reader of headers alone does not wait for it
+    import networkx as nx
 
 __all__ = ["Runs", "sole"]
 
@@ -104,18 +106,20 @@ class Runs:
         )
 
 
-def sole(moves: Sequence[Runs], sources: Shelves, targets: Shelves, spaces: tuple[Space, Space]) -> Net[Node]:
+def sole(moves: Sequence[Runs], sources: Shelves, targets: Shelves, spaces: tuple[Space, Space]) -> nx.DiGraph[Node]:
     """A graph of moves by tensor: one node per operation and move."""
-    net: Net[Node] = Net()
+    import networkx as nx
+
+    net: nx.DiGraph[Node] = nx.DiGraph()
     read, write = Read("all", "", 0, len(sources)), Write("all", "", 0, len(targets))
     net.add_nodes_from((read, write))
     for m in moves:
         lanes = (Lane(m.state, m.state),)
         table = m.table(spaces)
         extract = Extract("all", lanes, table.source_side, m.source_value)
-        net.add_path(read, extract)
+        nx.add_path(net, (read, extract))
         if m.kind == "check":
-            net.add_path(extract, Check("all", lanes, table.target_side, m.target_value, m.lossy), write)
+            nx.add_path(net, (extract, Check("all", lanes, table.target_side, m.target_value, m.lossy), write))
             continue
         way: Merge | Reduce | Scale
         match m.kind:
@@ -125,5 +129,5 @@ def sole(moves: Sequence[Runs], sources: Shelves, targets: Shelves, spaces: tupl
                 way = Scale("all", lanes)
             case _:
                 way = Merge("all", lanes)
-        net.add_path(extract, way, Split("all", lanes, table.target_side, m.target_value, m.lossy), write)
+        nx.add_path(net, (extract, way, Split("all", lanes, table.target_side, m.target_value, m.lossy), write))
     return net

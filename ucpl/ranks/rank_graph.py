@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import evolve, field
@@ -19,8 +20,10 @@ from attrs import evolve, field
 from ucpl.ranks.remote_boxes import Name, Piece, RemoteBox, Transfer
 from ucpl.records import frozen
 from ucpl.tables import Moves, MoveSide, Space
-from ucpl.tables.net import Net
 from ucpl.tables.operations import Derive, Extract, Lane, Merge, Node, Read, Receive, Send, Split, Write, flows
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 __all__ = ["RankGraph", "Message", "MessagePart", "parse_request", "rank_graph", "request"]
 
@@ -71,7 +74,7 @@ class RankGraph:
     Positions are of two spaces: tensors and received messages; results and sent messages.
     """
 
-    net: Net[Node] = field(repr=False)
+    net: nx.DiGraph[Node] = field(repr=False)
     sources: tuple[Numbered, ...]  # stored tensors, each with its dtype, then messages
     targets: tuple[Numbered, ...]
     spaces: tuple[Space, Space]
@@ -149,26 +152,28 @@ def rank_graph(pieces: Sequence[Piece], asked: Mapping[int, Sequence[Piece]], ra
 
     pieces: its needs, in order, from itself and others; asked: the needs of others, from `parse_request`.
     """
+    import networkx as nx
+
     mine = [p for p in pieces if p.peer == rank]
     taken = _Messages.of(p for p in pieces if p.peer != rank)
     given = _Messages.of(p for peer in sorted(asked) for p in asked[peer])
     here = _Places.over([p.source for p in (*mine, *given.pieces)], taken.each)
     there = _Places.over([p.target for p in pieces], given.each)
-    net: Net[Node] = Net()
+    net: nx.DiGraph[Node] = nx.DiGraph()
     read, write = Read("this rank", "", 0, here.stored), Write("this rank", "", 0, there.stored)
     net.add_nodes_from((read, write))
     for way, some in _by_way((0, p) for p in mine).items():
         extract = Extract(way.label, _lanes(way), here.side(p.source for _, p in some))
-        net.add_path(read, extract, *_merged(way, there.side(p.target for _, p in some)), write)
+        nx.add_path(net, (read, extract, *_merged(way, there.side(p.target for _, p in some)), write))
     for message, placed in given.each.items():
         for way, some in _by_way(placed).items():
             extract = Extract(way.label, _lanes(way), here.side(p.source for _, p in some))
             send = Send(way.label, _lanes(way), message.peer, there.packed(message, some))
-            net.add_path(read, extract, send)
+            nx.add_path(net, (read, extract, send))
     for message, placed in taken.each.items():
         for way, some in _by_way(placed).items():
             receive = Receive(way.label, _lanes(way), message.peer, here.packed(message, some))
-            net.add_path(receive, *_merged(way, there.side(p.target for _, p in some)), write)
+            nx.add_path(net, (receive, *_merged(way, there.side(p.target for _, p in some)), write))
     return RankGraph(net, tuple(here.number), tuple(there.number), (here.space, there.space))
 
 

@@ -23,13 +23,16 @@ share.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Literal
 
 from attrs import field
 
 from ucpl.records import frozen
-from ucpl.tables.net import N, Net
 from ucpl.tables.strided import Moves, MoveSide
+
+if TYPE_CHECKING:  # reading headers alone does not need it
+    import networkx as nx
 
 __all__ = [
     "Check",
@@ -52,6 +55,7 @@ __all__ = [
     "Split",
     "Write",
     "flows",
+    "in_order",
     "net_text",
 ]
 
@@ -369,9 +373,37 @@ class Flow:
         return Moves.between(self.extract.boxes, self.place.boxes)
 
 
-def flows(net: Net[Node], nodes: Sequence[Node] | None = None) -> Iterator[Flow]:
+def in_order(net: nx.DiGraph[Node]) -> list[Node]:
+    """Nodes in order: each follows those that it needs.
+
+    Of those that are free, the one that joined the graph first comes first. Raises: ValueError if nodes need each
+    other. (As networkx's `lexicographical_topological_sort`, which takes four times as long over graphs as small as
+    these.)
+    """
+    nodes = list(net)
+    number = {node: i for i, node in enumerate(nodes)}
+    after = [[number[n] for n in next_] for next_ in net.adj.values()]
+    needs = [0] * len(nodes)
+    for numbers in after:
+        for n in numbers:
+            needs[n] += 1
+    free = [n for n, count in enumerate(needs) if not count]  # ascending, and so a heap
+    order = []
+    while free:
+        found = heappop(free)
+        order.append(nodes[found])
+        for n in after[found]:
+            needs[n] -= 1
+            if not needs[n]:
+                heappush(free, n)
+    if len(order) < len(nodes):
+        raise ValueError("nodes of a graph need each other")
+    return order
+
+
+def flows(net: nx.DiGraph[Node], nodes: Sequence[Node] | None = None) -> Iterator[Flow]:
     """Every way of elements from source to target, in the graph's order."""
-    for node in net.in_order() if nodes is None else nodes:
+    for node in in_order(net) if nodes is None else nodes:
         match node:
             case Split():
                 (way,) = net.predecessors(node)
@@ -387,12 +419,12 @@ def flows(net: Net[Node], nodes: Sequence[Node] | None = None) -> Iterator[Flow]
                 pass
 
 
-def net_text(net: Net[N]) -> str:
+def net_text(net: nx.DiGraph[Node]) -> str:
     """The graph as text, in the order in which it runs.
 
     A node is a line, with the nodes that it needs.
     """
-    number = {node: i for i, node in enumerate(net.in_order())}
+    number = {node: i for i, node in enumerate(in_order(net))}
     lines = []
     for node, i in number.items():
         needs = sorted(number[p] for p in net.predecessors(node))
