@@ -114,6 +114,28 @@ layout x() of m {
 """,
         ("x()",),
     ),
+    "packs with a group of their own": (
+        """ucpl 2
+model m {
+  dim l = 2, n = 2, d = 2
+  norm : d
+  q, k : l n d
+  state s : f32
+  group all_of_it = norm, k, q
+}
+layout x(tp, dp) of m {
+  mesh dp tp
+  file weights = torch "w{tp}"
+  file optim   = torch "o{dp}.{tp}"
+  norm  = d                      as "norm"
+  qk[l] = (q: n@tp d + k: n d)   as "qk.{l}"
+  group own = qk
+  state s for all_of_it = pad(flat(each), dp)@dp  as "{state}.norm"
+  state s for own       = pad(flat(each), dp)@dp  as "{state}.packs"
+}
+""",
+        ("x(tp = 1, dp = 1)", "x(tp = 2, dp = 3)"),
+    ),
     "groups of packed tensors": (
         """ucpl 2
 model m {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Set
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from itertools import groupby, product
@@ -480,7 +481,7 @@ class _Rank:
             group = self.meaning.groups.get(name) if name else None
             trained = [e for e in self.meaning.entries if e.path not in self.meaning.aliases and self.is_trained(e)]
             if group is not None and group.members is not None:
-                trained = self.of_members(group.members, trained)
+                trained = self.of_members(group.members, trained, self.named_apart(line, group))
             members: Counter[object] = Counter()
             for entry in trained:
                 at = frozenset(
@@ -540,14 +541,32 @@ class _Rank:
                 bucket += 1
         return out
 
-    def of_members(self, members: tuple[str, ...], entries: list[nodes.Entry]) -> list[nodes.Entry]:
+    def named_apart(self, line: nodes.States, group: nodes.Group) -> set[str]:
+        """Packs in own groups of the layout with the same states."""
+        if not group.of_model:
+            return set()
+        return {
+            member
+            for other in self.meaning.lines
+            if {*(other.names or "*")} & {*(line.names or "*")}
+            for name in other.groups or ()
+            if not (own := self.meaning.groups[name]).of_model
+            for member in own.members or ()
+        }
+
+    def of_members(
+        self, members: tuple[str, ...], entries: list[nodes.Entry], apart: Set[str] = frozenset()
+    ) -> list[nodes.Entry]:
         """Entries of members.
 
-        A tensor without a line of its own is in its packs; each is a member once.
+        A tensor without a line of its own is in its packs, but those apart; each is a member once.
         """
         alone = {e.path for e in entries}
         found = [
-            e for m in members for e in entries if e.path == m or (m not in alone and m in self.targets(e).values())
+            e
+            for m in members
+            for e in entries
+            if e.path == m or (m not in alone and m in self.targets(e).values() and e.path not in apart)
         ]
         return [e for i, e in enumerate(found) if not any(e is other for other in found[:i])]
 
@@ -555,7 +574,7 @@ class _Rank:
         """(names for templates, cells of tensors) of a group's flats here."""
         entries = [e for e in self.meaning.entries if e.path not in self.meaning.aliases]
         if group is not None and group.members is not None:
-            entries = self.of_members(group.members, entries)
+            entries = self.of_members(group.members, entries, self.named_apart(line, group))
         else:
             gone = {m for g in (group.without or () if group else ()) for m in self.meaning.groups[g].members or ()}
             out_of = {e.path for e in self.of_members(tuple(gone), entries)}

@@ -467,8 +467,27 @@ def states_lines(
         names = item.names and tuple(dict.fromkeys(item.names))  # a repeated name is meant once
         out.append(States(names, named, shape, storing, buckets, item.span))
     if packs := _packs(entries):
-        groups.update((name, _with_packs(group, packs)) for name, group in groups.items())
+        groups.update(
+            (name, _with_packs(group, packs, _named_apart(group, groups, out))) for name, group in groups.items()
+        )
     return tuple(out)
+
+
+def _named_apart(group: Group, groups: Mapping[str, Group], lines: Iterable[States]) -> Set[str]:
+    """Members of groups of the layout with the same states."""
+    if not group.of_model:
+        return frozenset()
+    states: dict[str, set[str]] = {}
+    for line in lines:
+        for g in line.groups or ():
+            states.setdefault(g, set()).update(line.names or ("*",))
+    mine = states.get(group.name, set())
+    return {
+        m
+        for g, other in groups.items()
+        if not other.of_model and mine & states.get(g, set())
+        for m in other.members or ()
+    }
 
 
 def _packs(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
@@ -482,14 +501,15 @@ def _packs(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
     return found
 
 
-def _with_packs(group: Group, packs: dict[str, list[Entry]]) -> Group:
+def _with_packs(group: Group, packs: dict[str, list[Entry]], apart: Set[str]) -> Group:
     """A group with entries in place of the tensors that they pack.
 
-    Raises E136 if the group has only some of them.
+    `apart`: entries that are not its own. Raises E136 if the group has only some of an entry's tensors.
     """
     if group.members is None:
         return group
     own = set(group.members)
+    packs = {m: [e for e in found if e.path not in apart] for m, found in packs.items()}
     for entry in (e for m in group.members for e in packs.get(m, ())):
         missing = [path for path in entry.targets.values() if path not in own]
         if missing and entry.path not in own:
@@ -502,7 +522,7 @@ def _with_packs(group: Group, packs: dict[str, list[Entry]]) -> Group:
                 remedy=f"a pack is one member of a group: put {', '.join(missing)} in `{group.name}`, too, or name"
                 f" `{entry.path}` in a group of the layout",
             )
-    named = (path for m in group.members for path in ([e.path for e in packs[m]] if m in packs else [m]))
+    named = (path for m in group.members for path in ([e.path for e in packs[m]] if packs.get(m) else [m]))
     return evolve(group, members=tuple(dict.fromkeys(named)))
 
 
