@@ -251,7 +251,7 @@ def test_the_verb_says_all_of_it(spec: Path) -> None:
     assert done.out.splitlines()[-1] == "x.ucpl: good, 1 remark; 1 model, 1 layout"
     assert good("check", "x.ucpl", "--json").json["tried"] == ["x.ucpl: x holds at tp = 2; pp = 2; tp = 2, pp = 2"]
     assert good("check", "x.ucpl:x(tp = 2)").out.splitlines()[-1] == "x.ucpl: good, 1 remark; 1 layout"
-    assert ucpl("check", "x.ucpl:y(tp = 2)").status == 1
+    assert ucpl("check", "x.ucpl:y(tp = 2)").status == 2
 
 
 PACKED = """ucpl 1

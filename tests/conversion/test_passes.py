@@ -92,7 +92,7 @@ def test_each_step_runs_once(way: str, tmp_path: Path, monkeypatch: pytest.Monke
     counted("ucpl.verification.masters", "build")
     counted("ucpl.verification.masters", "order")
     counted("ucpl.conversion.opening", "_opened")
-    counted("ucpl.conversion.target_passes", "renamed")
+    counted("ucpl.conversion.renaming", "renamed")
     passes = ("without_dropped", "without_frozen", "with_changed_groups", "with_trained_members", "with_model_names")
     for name in passes:
         counted("ucpl.conversion.target_passes", name)

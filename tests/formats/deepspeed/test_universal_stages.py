@@ -61,8 +61,8 @@ def test_a_tied_module_is_the_two_layers_that_are_left(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "code", "said"),
     [
-        ("zero1(pp=2)", "E475", "which layers the tied modules embed are"),
-        ("zero1(stages=[4, 3])", "E475", "which layers the tied modules embed are"),
+        ("zero1(pp=2)", "E475", "the layers of the tied modules embed"),
+        ("zero1(stages=[4, 3])", "E475", "the layers of the tied modules embed"),
         ("zero1(stages=[4, 3], tied=[0, 1])", "E475", "two layers or more each"),
         ("zero1(stages=[4, 3], tied=[0])", "E475", "two layers or more each"),
         ("zero1(stages=[4, 3], tied=[[0, 6], [2, 7]])", "E475", "two layers or more each"),
