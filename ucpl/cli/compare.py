@@ -95,7 +95,7 @@ def run(options: Namespace, console: Console) -> int:
         )
         if not found.tensors and options.a_layout is None and options.b_layout is None:
             console.say(
-                "help          the tensors have other names on each side: name both, as in --as llama.ucpl:hf()"
+                "help          the tensors have other names on each side: name both, as in --as 'llama.ucpl:hf()'"
                 " --with 'llama.ucpl:torch_dist(tp=2)' --config CONFIG"
             )
         if found.alone:

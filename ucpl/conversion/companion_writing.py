@@ -229,6 +229,8 @@ def _side(target: Side, wish: WantedFiles) -> Side:
                 items.append(evolve(item, dtype=dtypes[item.path]))
             case nodes.Alias() if item.path in aliases:
                 items.append(item)
+            case nodes.Let() | nodes.Dims() | nodes.Index():  # the sizes of tensors
+                items.append(item)
             case _:
                 pass
     model = evolve(target.given.model, items=tuple(items))

@@ -314,7 +314,7 @@ def _notes(source: Side, target: Side, change: Change, alone: dict[str, str]) ->
         first = ", ".join(f"`{p}`" for p in paths[:_NAMES_SHOWN])
         more = f" and {len(paths) - _NAMES_SHOWN} more" if len(paths) > _NAMES_SHOWN else ""
         how = "is widened" if change.now == _WHOLE else "is rounded to nearest even"
-        out.append(f"weight of {first}{more} {how}, {dtype} to {change.now}: the source keeps no master of it")
+        out.append(f"weight of {first}{more} {how}, {dtype} to {change.now}: no master of it is read")
     if source.checkpoint is not None and format_named(target.layout.framework).has_engine:
         out += _scaling(format_named(target.layout.framework), source.checkpoint, change)
     if change.now == "f16" and target.layout.settings.get("stage") == 3:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import shutil
 from pathlib import Path
 
@@ -63,6 +64,22 @@ def test_a_model_saved_next_to_a_state_follows_it(state: Path, tmp_path: Path) -
     assert "written anew: model.safetensors: in bf16, f32 in the source's\n" in out
     before, after = (load_file(f / "model.safetensors") for f in (state, tmp_path / "u"))
     assert before.keys() == after.keys() and all(torch.equal(t.bfloat16(), after[n]) for n, t in before.items())
+
+
+def test_a_grown_vocabulary_grows_in_the_files_of_the_trainer(tmp_path: Path) -> None:
+    """A dim of the model's text has its size there."""
+    text = python.infer(FIXTURES / "trainer" / "checkpoint-3").text()
+    text = re.sub(r"(transformer.wte.weight *): 61 ", r"\1: vocab ", text, count=1)
+    (tmp_path / "grown.ucpl").write_text(re.sub(r"(?m)^model.*$", r"\g<0>\n  dim vocab = 69", text, count=1))
+    asked = ("--to", "zero2(dp=2)", "--model", f"{tmp_path}/grown.ucpl:checkpoint", "--fill", "state *=0")
+    fill = "transformer.wte.weight[vocab[61..]]=0"
+    good("convert", FIXTURES / "trainer" / "checkpoint-3", tmp_path / "t", *asked, "--fill", fill)
+    assert json.loads((tmp_path / "t" / "config.json").read_text())["vocab_size"] == 69
+    before, after = (
+        load_file(f / "model.safetensors") for f in (FIXTURES / "trainer" / "checkpoint-3", tmp_path / "t")
+    )
+    wide = after.pop("transformer.wte.weight")
+    assert wide.shape == (69, 3) and torch.equal(wide[:61], before["transformer.wte.weight"]) and not wide[61:].any()
 
 
 # ---- Accelerate --------------------------------------------------------------------------------------------------------

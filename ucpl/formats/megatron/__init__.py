@@ -18,7 +18,8 @@ _LAYOUTS = "megatron_core(tp=2), or megatron_legacy(tp=2)"
 _BUCKETS = "dp_reshardable"  # the optimizer in the buckets of ranks
 KEPT = (
     "the target keeps {name}{more}: Megatron-Core stores layers, experts and halves so, and no module has these names."
-    " A folder of --to megatron_legacy has those of modules: convert it"
+    " A folder of --to megatron_legacy has those of modules: convert it. Or name a spec's names on both sides: --from 'of"
+    " FILE.ucpl:torch_dist()' --to 'LAYOUT(...) of FILE.ucpl:hf()'"
 )
 
 _OPTIONS = {
