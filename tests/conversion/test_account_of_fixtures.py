@@ -26,6 +26,7 @@ from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.skipping import skips_optimizer
 from ucpl.formats import opening
 from ucpl.formats.leaving import DESCRIBING, TEXTS
+from ucpl.formats.run_steps import STEPS, steps_of
 from ucpl.registry import formats
 
 FIXTURES = Path(os.environ.get("UCPL_CHECKPOINTS", Path(__file__).parents[1] / "fixtures"))
@@ -193,6 +194,7 @@ def demand_moved(account: Account, source: TrainState, there: TrainState) -> Non
     dropped |= {blob for words, some in PARTS.items() if any(n.endswith(words) for n in dropped) for blob in some}
     kept = {key for key in source.blobs if key not in DESCRIBING and key not in (TEXTS, "empty_tensors")} - dropped
     again: set[object] = {*there.blobs, *there.carried}
+    again |= {STEPS} if steps_of(there) == source.blobs.get(STEPS) else set()  # of Accelerate's optimizer
     again |= {"loss_scale_config"} if "loss_scaler" in again else set()  # ZeRO's object is made of its numbers
     assert {key for key in kept if key not in again} - {"megatron_fsdp_rng"} == set()
     gone = names_of(account, "client_state", "dropped")
