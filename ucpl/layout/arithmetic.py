@@ -77,8 +77,8 @@ def evaluated(expr: nodes.Expr, look: Look) -> Operand:
             same = _same(evaluated(left, look), evaluated(right, look))
             return _truth(same if operator == "==" else np.logical_not(same))
         case nodes.Binary(operator=("+" | "-" | "*" | "/" | "%") as operator, left=left, right=right):
-            first = evaluated(left, look)
-            both = first if isinstance(first, list) else _whole(first, left), evaluated(right, look)
+            one = evaluated(left, look)
+            both = one if isinstance(one, list) else _whole(one, left), evaluated(right, look)
             return _each(lambda a, b: _combined(operator, a, b, expr.span), both, (left, right))
         case nodes.Binary(operator=operator, left=left, right=right):
             return _combined(operator, integer(left, look), integer(right, look), expr.span)
