@@ -16,7 +16,8 @@ from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.model_texts import TEXTS, config_of
 from ucpl.files.scalars import number_of
 from ucpl.files.values import Empty, Value
-from ucpl.registry import format_named, formats
+from ucpl.formats.run_steps import STEPS, optimizer_steps
+from ucpl.registry import Format, format_named, formats
 
 __all__ = [
     "DESCRIBING",
@@ -83,12 +84,18 @@ def left_values(source: Checkpoint, structure: Structure) -> dict[str, str]:
     out: dict[str, str] = {}
     for name in source.state.blobs:
         if kept is not None and name not in kept and name not in DESCRIBING:
-            out[name] = f"{target.title} {have} no place for it"
+            if not (name == STEPS and _is_counted_by_optimizer(source.state, target)):
+                out[name] = f"{target.title} {have} no place for it"
         elif why := target.value_dropped(name, structure.settings):
             out[name] = why
     if META in out:
         out[META] = "it is Lightning's file of values outside chunks"
     return out
+
+
+def _is_counted_by_optimizer(state: TrainState, target: Format) -> bool:
+    """Test whether the states of a target have the number of steps."""
+    return target.has_optimizer and optimizer_steps(state)[-1:] == [number_of(state.blobs[STEPS])]
 
 
 # Values of torch_dist, of ranks, and of Megatron-FSDP that are no tensors.

@@ -247,3 +247,15 @@ def test_a_target_is_a_folder_of_lightning_again(ckpt: Path, tmp_path: Path, cal
 def test_a_folder_of_deepspeed_s_is_not_taken_for_lightning_s(ckpt: Path, tmp_path: Path) -> None:
     good("convert", ckpt, tmp_path / "t", "--to", "zero1(dp=2)", "--drop", "pytorch-lightning_version")
     assert json.loads(good("inspect", tmp_path / "t", "--json").out)["container"] is None
+
+
+@pytest.mark.parametrize("skipped", [0, 3])
+def test_a_count_of_steps_that_no_state_has_is_named(skipped, state, tmp_path):
+    """Without an engine only the optimizer counts steps."""
+    for file in (state / "pytorch_model").glob("mp_rank_*"):
+        value = torch.load(file, weights_only=False)
+        value["global_steps"] += skipped
+        torch.save(value, file)
+    found = good("convert", state, tmp_path / "out", "--to", "accelerate()").out
+    left = [line for line in found.splitlines() if line.startswith("left out")]
+    assert any("global_steps" in line for line in left) == bool(skipped)

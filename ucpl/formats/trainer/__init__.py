@@ -25,7 +25,7 @@ class _Run(Format):
     has_plan_groups = True
     guesses_buffers = True
     has_names_of_modules = True
-    kept_values = frozenset(("optimizer_values", "global_steps", "huggingface_files"))
+    kept_values = frozenset(("optimizer_values", "huggingface_files"))
     reads = ("order",)
 
     def store(self) -> Framework:
@@ -60,6 +60,7 @@ class TrainerFormat(_Run):
     place = 60
     layouts = ("trainer",)
     container = "trainer"
+    kept_values = _Run.kept_values | {"global_steps"}
 
 
 class AccelerateFormat(_Run):
