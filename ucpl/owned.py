@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from ucpl.errors import Label, fail
@@ -153,11 +154,13 @@ def is_strangers(path: Path) -> bool:
 def stranger(path: Path) -> str:
     """State who put a file into a folder of everybody.
 
-    Empty if it is this user or the owner of the folder. Raises: OSError.
+    Empty if it is this user or the owner of the folder, or if the file is gone.
     """
-    if not is_strangers(path):
-        return ""
-    return f"user {os.lstat(path).st_uid} put it into {path.parent}, and everybody can write there"
+    with suppress(OSError):
+        status = os.lstat(path)
+        if _is_strangers(status, os.stat(path.parent)):
+            return f"user {status.st_uid} put it into {path.parent}, and everybody can write there"
+    return ""
 
 
 def _is_strangers(status: os.stat_result, folder: os.stat_result) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import torch
 import ucpl as package
 from tests.cli.command import ROOT, digest, good, ucpl
 from tests.forking import Command
+from ucpl.conversion import resuming
 
 FIXTURES = ROOT / "tests" / "fixtures"
 ZERO = FIXTURES / "deepspeed" / "z1_dp4"
@@ -105,6 +107,25 @@ def test_an_interrupted_save_is_passed_over(run: Path) -> None:
     done = good("resume", run, "--ranks", 2)
     assert Path(done.out.strip()) == run / "checkpoint-3"
     assert "checkpoint-20" in done.err and "checkpoint-12" in done.err
+
+
+@pytest.mark.parametrize("when", ["before its time is read", "before its owner is read"])
+def test_a_step_that_disappears_is_passed_over(when: str, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job removes its old steps while another one resumes."""
+    gone = run / "checkpoint-12"
+    steps = resuming._steps
+
+    def of_others(place: Path) -> Iterator[Path]:
+        found = list(steps(place))
+        shutil.rmtree(gone)
+        return iter(found)
+
+    if when == "before its owner is read":
+        monkeypatch.setattr(resuming, "_steps", of_others)
+    else:
+        shutil.rmtree(gone)
+        gone.symlink_to("nothing")
+    assert path_of(run, "--ranks", 2) == run / "checkpoint-3"
 
 
 def test_a_run_never_begins_anew_because_its_saves_cannot_be_read(run: Path) -> None:

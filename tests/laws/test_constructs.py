@@ -23,6 +23,26 @@ from ucpl.language import nodes, parse
 from ucpl.resources import spec_files
 from ucpl.testing import Example, layout_pairs, models
 
+_PACKS = """ucpl 2
+model m {
+  dim l = 2, n = 2, d = 2
+  norm : d
+  q, k : l n d
+  state s : f32
+  group all_of_it = norm, k, q
+}
+layout x(tp, dp) of m {
+  mesh dp tp
+  file weights = torch "w{tp}"
+  file optim   = torch "o{dp}.{tp}"
+  norm  = d                      as "norm"
+  qk[l] = (q: n@tp d + k: n d)   as "qk.{l}"
+  group own = MEMBERS
+  state s for all_of_it = pad(flat(each), dp)@dp  as "{state}.norm"
+  state s for own       = pad(flat(each), dp)@dp  as "{state}.packs"
+}
+"""
+
 # Texts of the language's constructs, each at several degrees, for those without cells in the page.
 CASES: dict[str, tuple[str, tuple[str, ...]]] = {
     "copies, types and second meshes": (
@@ -114,26 +134,9 @@ layout x() of m {
 """,
         ("x()",),
     ),
-    "packs with a group of their own": (
-        """ucpl 2
-model m {
-  dim l = 2, n = 2, d = 2
-  norm : d
-  q, k : l n d
-  state s : f32
-  group all_of_it = norm, k, q
-}
-layout x(tp, dp) of m {
-  mesh dp tp
-  file weights = torch "w{tp}"
-  file optim   = torch "o{dp}.{tp}"
-  norm  = d                      as "norm"
-  qk[l] = (q: n@tp d + k: n d)   as "qk.{l}"
-  group own = qk
-  state s for all_of_it = pad(flat(each), dp)@dp  as "{state}.norm"
-  state s for own       = pad(flat(each), dp)@dp  as "{state}.packs"
-}
-""",
+    "packs with a group of their own": (_PACKS.replace("MEMBERS", "qk"), ("x(tp = 1, dp = 1)", "x(tp = 2, dp = 3)")),
+    "packs with a group of their tensors": (
+        _PACKS.replace("MEMBERS", "q, k"),
         ("x(tp = 1, dp = 1)", "x(tp = 2, dp = 3)"),
     ),
     "groups of packed tensors": (

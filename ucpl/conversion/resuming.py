@@ -12,6 +12,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -161,7 +162,8 @@ def _steps(run: Path) -> Iterator[Path]:
                 numbers = _STEP.findall(path.name)
                 if numbers and not path.name.startswith("."):
                     is_saved = path.stem.endswith(numbers[-1])
-                    found.append((int(numbers[-1]), is_saved, path.stat().st_mtime_ns, path))
+                    with suppress(FileNotFoundError):  # a job removes its old steps
+                        found.append((int(numbers[-1]), is_saved, path.stat().st_mtime_ns, path))
     return (path for *_, path in sorted(found, reverse=True))
 
 
@@ -253,7 +255,7 @@ def _convert(step: Path, target: Path, layout: str, how: ToApply, say: Callable[
     except OSError as error:
         cannot_write(target.parent, error, resumable=False)
     for place in (target.parent, target):
-        if os.path.lexists(place) and (who := stranger(place)):
+        if who := stranger(place):
             remedy = "move the run into a folder that is yours alone"
             fail("E686", f"{place} is not safe from other users: {who}", Label(str(place)), remedy=remedy)
     is_told = False

@@ -467,8 +467,9 @@ def states_lines(
         names = item.names and tuple(dict.fromkeys(item.names))  # a repeated name is meant once
         out.append(States(names, named, shape, storing, buckets, item.span))
     if packs := _packs(entries):
+        written = dict(groups)  # a group that names the tensors of a pack does not name the pack
         groups.update(
-            (name, _with_packs(group, packs, _named_apart(group, groups, out))) for name, group in groups.items()
+            (name, _with_packs(group, packs, _named_apart(group, written, out))) for name, group in written.items()
         )
     return tuple(out)
 

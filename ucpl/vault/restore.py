@@ -67,7 +67,7 @@ def restore_newest(
     last: UcplError | None = None
     choices: list[_Choice] = []
     for one in _choices(home, generation, persisted):
-        if one.tries is None and (who := _stranger(Path(one.source))):
+        if one.tries is None and (who := stranger(Path(one.source))):
             strangers.append((one.source, who))
         else:
             choices.append(one)
@@ -115,12 +115,6 @@ def restore_newest(
         f"{home}: {nothing}{beside}",
         Label(str(home), "; ".join(f"{source}: {why}" for source, why in strangers)),
     )
-
-
-def _stranger(folder: Path) -> str:
-    with suppress(OSError):
-        return stranger(folder)
-    return ""
 
 
 def _unreadable_newer(home: Path) -> list[tuple[str, str]]:
