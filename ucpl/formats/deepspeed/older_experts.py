@@ -4,7 +4,8 @@ They lack param_shapes, ds_config and buffer_names. The optimizer's shards have 
 `param_slice_mappings` the names of a group's parameters in the order of its flat buffer. Those are the parameters that
 a rank has a part of, as far as the release records them: before 0.13 a rank divides the buffers of experts by all
 data-parallel ranks, though fewer share them, so that only the first names are recorded. The others are those of the
-experts' files, in their order, if only one choice fills the buffer.
+experts' files, in their order, if only one choice fills the buffer. With round_robin_gradients the names are in the
+order before the deal.
 
 Read in deepspeed 0.9.5 to 0.19.8: runtime/engine.py (`_save_moe_checkpoint`), runtime/zero/stage_1_and_2.py
 (`_link_all_hp_params`, `_create_param_mapping`).
@@ -26,6 +27,7 @@ from ucpl.files.torch_files import TorchFile, crc_of
 from ucpl.files.values import Value
 from ucpl.formats.deepspeed.as_written import read_shard
 from ucpl.formats.deepspeed.names import StepFiles, expert_place
+from ucpl.formats.deepspeed.order import deal
 from ucpl.formats.matching import Shape, Slots, Unclear, match
 from ucpl.records import frozen
 
@@ -104,6 +106,8 @@ def _groups(optims: tuple[TorchFile, ...], names: _Names) -> list[dict[str, Shap
     if short:
         for g, rest in zip(short, _fill(optims[0], names, stated, {g: rooms[g] for g in short}), strict=True):
             stated[g] |= rest
+    if _is_dealt(Value.of(optims[0])):
+        return [dict(deal([*group.items()], _count(optims, g))) for g, group in enumerate(stated)]
     return stated
 
 
@@ -132,13 +136,22 @@ def _numel(group: Shapes) -> int:
 
 
 def _room(optims: tuple[TorchFile, ...], g: int) -> int:
-    """Elements of a group's buffer without its padding."""
-    state = Value.of(optims[0]).at(_STATE)
-    count = state.at("partition_count").items()[g].whole(1)
-    part = prod(state.at("single_partition_of_fp32_groups").items()[g].tensor().shape)
-    stated = (Value.of(optim).at(_STATE).find("group_paddings") for optim in optims)
-    paddings = [held.items()[g].whole() for held in stated if held is not None]
-    return part * count - max(paddings, default=0)
+    """Elements of a group's buffer without its padding, which no file has."""
+    parts = (Value.of(optim).at(_STATE, "single_partition_of_fp32_groups").items()[g].tensor() for optim in optims)
+    return sum(prod(part.shape) for part in parts) * _count(optims, g) // len(optims)
+
+
+def _count(optims: tuple[TorchFile, ...], g: int) -> int:
+    """The number of ranks over which a group's buffer is cut."""
+    return Value.of(optims[0]).at(_STATE, "partition_count").items()[g].whole(1)
+
+
+def _is_dealt(optim: Value) -> bool:
+    """Test whether the run had round_robin_gradients."""
+    config = optim.find("ds_config")
+    zero = config.find("zero_optimization") if config is not None else None
+    found = zero.find("round_robin_gradients") if zero is not None else None
+    return found is not None and found.held is True
 
 
 def _fill(
