@@ -197,7 +197,7 @@ def test_the_proof_takes_no_joins_from_what_it_proves() -> None:
         "from ucpl.tables import clip, once",
         "from ucpl.tables import clip as once",
         "from ucpl.tables import *",
-        "from ucpl.tables.gaps import gaps",
+        "from ucpl.tables.space import gaps",
         "from ucpl.tables.operations import Moves",
         "from ucpl import tables",
         "from ucpl.placement import locate",

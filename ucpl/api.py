@@ -30,7 +30,7 @@ from ucpl.conversion.sides import target_side as aim
 from ucpl.conversion.weights import in_names_of_both, open_for_comparison, open_for_inspection
 from ucpl.errors import UcplError
 from ucpl.records import frozen
-from ucpl.storage.lifetimes import scoped
+from ucpl.storage.cache_dirs import scoped
 from ucpl.storage.resolve_url import is_resolved, resolve_source, resolve_target
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ import ucpl as package
 from tests.cli.command import FIXTURES, ROOT, alone, digest, good, ucpl
 from ucpl import language
 from ucpl.cli import main
-from ucpl.cli.signals import end_if_asked, end_like_ctrl_c
+from ucpl.cli.limits import end_if_asked, end_like_ctrl_c
 from ucpl.cli.verbs import VERBS
 from ucpl.language.cache import cache_folder
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ucpl.conversion.forms import demand_forms
+from ucpl.conversion.side import demand_forms
 from ucpl.errors import UcplError
 from ucpl.language import parse_call
 from ucpl.layout import Layout, load, resolve

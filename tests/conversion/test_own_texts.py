@@ -13,7 +13,8 @@ import torch
 import ucpl
 from tests.cli.command import good
 from ucpl.conversion import opening
-from ucpl.language import limits, parse_call, reading
+from ucpl.language import parse_call, reading
+from ucpl.language import source as texts
 from ucpl.layout import load, resolve
 
 FORMS = ["zero1(dp=2)", "dcp(fsdp=2)", "plain()"]
@@ -44,7 +45,7 @@ def test_a_text_that_is_too_large_is_not_carried(tmp_path: Path, form: str, monk
     source = saved(tmp_path, *(f"layers.{n}.{'long' * 20}.weight" for n in range(40)))
     ucpl.convert(source, tmp_path / "whole", to=form)
     has_text = len(list(tmp_path.glob("whole/ucpl/layout.ucpl")))
-    for module in (limits, reading):
+    for module in (texts, reading):
         monkeypatch.setattr(module, "TEXT_CHARACTERS_MAX", 4000)
     ucpl.convert(source, tmp_path / "there", to=form)
     assert has_text == 1 and not list(tmp_path.glob("there/ucpl/layout.ucpl"))

@@ -27,7 +27,7 @@ from tests.fuzz.targets import Files, read, write
 from tests.vault.small import content, job
 from ucpl.conversion.opening import infer, open_checkpoint
 from ucpl.storage import cache_dirs
-from ucpl.storage.lifetimes import scoped
+from ucpl.storage.cache_dirs import scoped
 from ucpl.storage.vaults.checksummed_text import unseal
 from ucpl.storage.vaults.snapshot_folder import SnapshotFile, SnapshotFolder, lay_out, open_generation
 from ucpl.vault import Vault

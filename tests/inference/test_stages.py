@@ -8,7 +8,7 @@ from attrs import evolve
 from tests.inference.facts import base_of, checkpoint, model_of, read_again, text_of, with_parallel
 from ucpl.errors import UcplError
 from ucpl.extents import Section, Sharding
-from ucpl.extents.experts import Expert, Experts
+from ucpl.extents.parallel_facts import Expert, Experts
 from ucpl.extents.pipeline import Layer, Pipeline
 from ucpl.inference import experts as of_experts
 from ucpl.inference import ranks

@@ -12,7 +12,7 @@ from tests.counted import calls
 from tests.language.reading import read
 from ucpl.errors import UcplError
 from ucpl.language import format_text, parse, parse_call, parse_expr, print_expr, print_file, tables
-from ucpl.language.limits import (
+from ucpl.language.source import (
     DEPTH_MAX,
     INDICES_MAX,
     INTEGER_MAX,

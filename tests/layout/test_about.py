@@ -10,8 +10,8 @@ import pytest
 from ucpl.errors import Diagnostic, UcplError
 from ucpl.language import parse_call
 from ucpl.layout import load, resolve
-from ucpl.layout.axis_lines import UnknownAxis
 from ucpl.layout.models import UnknownTensor
+from ucpl.layout.remedies import UnknownAxis
 
 TEXT = """ucpl 1
 model m {

@@ -15,8 +15,8 @@ from attrs import evolve
 from tests.runtime.test_execute import code_of, run
 from tests.runtime.world import Stored, bits_of, copies, read_target, write_source
 from ucpl.runtime import linux
-from ucpl.runtime.clones import CLONE_MIN
 from ucpl.runtime.disk import Disk, use_disk
+from ucpl.runtime.moving import CLONE_MIN
 
 BLOCK = 4096
 LEFT = CLONE_MIN + 8 * BLOCK  # a last tile that is too short, and the ends of the others

@@ -25,7 +25,7 @@ from ucpl.errors import UcplError
 from ucpl.extents import StoredTensor
 from ucpl.planning import Plan
 from ucpl.planning.files import load_plan, plan_bytes, save_plan
-from ucpl.runtime.identity import digest_of_plan
+from ucpl.runtime.resume import digest_of_plan
 from ucpl.tables import MoveSide
 from ucpl.tables.operations import Fill
 

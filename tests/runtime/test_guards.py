@@ -16,11 +16,11 @@ from tests.runtime.world import Stored, Torch, bits_of, copies, open_target, rem
 from ucpl.errors import UcplError
 from ucpl.planning.files import load_plan
 from ucpl.runtime.failpoints import set_failpoints
-from ucpl.runtime.identity import digest_of_plan
 from ucpl.runtime.journal import FORMAT, DoneTile, Journal, read_journal
 from ucpl.runtime.linux import exchange, rename_new
 from ucpl.runtime.manifest import MANIFEST, read_manifest
 from ucpl.runtime.reading import Fragments
+from ucpl.runtime.resume import digest_of_plan
 from ucpl.runtime.verify import verify_files
 
 

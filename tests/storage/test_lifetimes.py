@@ -22,7 +22,7 @@ from tests.vault.small import weighing
 from ucpl import errors
 from ucpl.cli import main
 from ucpl.storage import cache_dirs, reading, resolve_url, sparse_files
-from ucpl.storage.lifetimes import current_scope, scoped, separate
+from ucpl.storage.cache_dirs import current_scope, scoped, separate
 from ucpl.storage.vaults.snapshot_folder import SnapshotFile
 from ucpl.vault.inspect import find_damage
 from ucpl.vault.persist import persist

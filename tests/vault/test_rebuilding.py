@@ -18,7 +18,7 @@ from ucpl.conversion.opening import open_checkpoint
 from ucpl.conversion.requests import called
 from ucpl.planning.nets import net_from, net_json
 from ucpl.planning.plan import Plan
-from ucpl.runtime.identity import digest_of_plan
+from ucpl.runtime.resume import digest_of_plan
 from ucpl.storage.resolve_url import resolve_source
 from ucpl.storage.vaults.snapshot_folder import SnapshotFile, open_generation
 from ucpl.tables.operations import Extract, Read, Reconstruct

@@ -23,7 +23,7 @@ from ucpl.cli import main
 from ucpl.conversion.opening import infer, open_checkpoint
 from ucpl.errors import UcplError
 from ucpl.planning.nets import net_from, net_json
-from ucpl.runtime.identity import digest_of_plan
+from ucpl.runtime.resume import digest_of_plan
 from ucpl.storage.reading import is_within
 from ucpl.storage.resolve_url import resolve_source
 from ucpl.storage.vaults import adamw, domains

@@ -1,12 +1,17 @@
-"""Limits of the process: cgroup v1 and v2, `ulimit` and affinity."""
+"""Limits of the process (cgroups, `ulimit`, affinity), and its signals."""
 
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
-__all__ = ["memory_limit", "processors"]
+__all__ = ["memory_limit", "processors", "end_if_asked", "end_like_ctrl_c"]
 
 ROOT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
@@ -74,3 +79,45 @@ def _address_space() -> int | None:
         return None
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     return None if soft == resource.RLIM_INFINITY else soft
+
+
+# ---- signals ---------------------------------------------------------------------------------------------------------
+
+
+_ENDS = (signal.SIGTERM, signal.SIGHUP)
+_asked: list[int] = []  # signals since the outermost `end_like_ctrl_c` began
+
+
+@contextmanager
+def end_like_ctrl_c() -> Iterator[None]:
+    """Within, SIGTERM and SIGHUP raise KeyboardInterrupt.
+
+    A handler that somebody set otherwise (nohup, a program's own) stays.
+    """
+    if threading.current_thread() is not threading.main_thread():  # which alone may say so
+        yield
+        return
+    mine = [number for number in _ENDS if signal.getsignal(number) is signal.SIG_DFL]
+    for number in mine:
+        signal.signal(number, _end)
+    try:
+        yield
+    finally:
+        for number in mine:
+            signal.signal(number, signal.SIG_DFL)
+        if mine:
+            _asked.clear()
+
+
+def end_if_asked() -> None:
+    """Raise KeyboardInterrupt again if a signal came in a finalizer.
+
+    Python ignores exceptions there.
+    """
+    if _asked:
+        raise KeyboardInterrupt
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    _asked.append(number)
+    raise KeyboardInterrupt

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from ucpl.cli.console import Console
-from ucpl.cli.signals import end_like_ctrl_c
+from ucpl.cli.limits import end_like_ctrl_c
 from ucpl.cli.verbs import VERBS, load_verb, nearest
 from ucpl.cli.wrapping import Formatter
 from ucpl.errors import Diagnostic, Exit, Label, UcplError, fail
+from ucpl.storage.cache_dirs import scoped
 from ucpl.storage.joined import is_joined
-from ucpl.storage.lifetimes import scoped
 from ucpl.storage.resolve_url import resolve_source
 from ucpl.storage.urls import is_url
 from ucpl.texts import is_text

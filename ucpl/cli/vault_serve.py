@@ -9,8 +9,8 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ucpl.cli.limits import end_if_asked
 from ucpl.cli.options import SHOWN, whole_number
-from ucpl.cli.signals import end_if_asked
 from ucpl.cli.vault_options import NUMBER_MAX, domains_said, wrong
 from ucpl.errors import Label, UcplError, fail
 

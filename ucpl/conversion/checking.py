@@ -34,10 +34,9 @@ from ucpl.conversion.degrees import (
 from ucpl.conversion.drawn_lists import call_with_lists, dims_of, list_parameters, lists_text
 from ucpl.conversion.drawn_sizes import Sizes, lets_of
 from ucpl.conversion.error_causes import depends_on_trials, same_place
-from ucpl.conversion.forms import demand_names
 from ucpl.conversion.planning import closed_call
 from ucpl.conversion.requests import Called, Given
-from ucpl.conversion.side import Side, located
+from ucpl.conversion.side import Side, demand_names, located
 from ucpl.errors import Diagnostic, UcplError, fail
 from ucpl.inference.sizes import sizes_of_shapes
 from ucpl.language import nodes, parse, parse_call, print_expr, print_file, worded

@@ -246,7 +246,7 @@ def _text(wish: WantedFiles) -> str:
 
     If a file has only second names of a tensor, the first of them is the tensor's line.
     """
-    from ucpl.language.quoting import quote
+    from ucpl.language.words import quote
 
     files = {file: f"f{n}" for n, file in enumerate(dict.fromkeys(line.file for line in wish.lines))}
     named = {line.path for line in wish.lines if not line.owner}

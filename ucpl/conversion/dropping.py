@@ -17,8 +17,7 @@ from ucpl.errors import Label, fail
 
 if TYPE_CHECKING:
     from ucpl.extents import ParameterGroup
-    from ucpl.extents.experts import Experts
-    from ucpl.extents.parallel_facts import ParallelFacts
+    from ucpl.extents.parallel_facts import Experts, ParallelFacts
     from ucpl.extents.pipeline import Pipeline
     from ucpl.files.checkpoint import Checkpoint
 

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, TypeVar
 from attrs import evolve
 
 from ucpl.conversion.keywords import ToApply, bounds_of, options_from
-from ucpl.conversion.places import refuse_existing, refuse_file_name, with_parents
+from ucpl.conversion.places import clear_made, refuse_existing, refuse_file_name, with_made, with_parents
 from ucpl.conversion.running import rehearsed, run
-from ucpl.conversion.staging import clear_made, with_made
 from ucpl.conversion.target_passes import AfterPasses, apply_target_passes
 from ucpl.records import frozen
 

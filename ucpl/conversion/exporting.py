@@ -101,7 +101,7 @@ def _dtype(text: str) -> str:
 
 
 def _arguments(**values: str) -> str:
-    from ucpl.language.quoting import quote as quoted
+    from ucpl.language.words import quote as quoted
 
     return ", ".join(f"{name} = {quoted(value)}" for name, value in values.items() if value)
 

@@ -12,7 +12,7 @@ from attrs import evolve
 from ucpl.conversion.requests import Called
 from ucpl.errors import Label, UcplError, fail
 from ucpl.language import nodes, parse
-from ucpl.language.quoting import quote
+from ucpl.language.words import quote
 from ucpl.layout.fills import COUNTED, PARAMETER
 from ucpl.layout.globs import matches
 from ucpl.layout.library import KnownStatement

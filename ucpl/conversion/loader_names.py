@@ -162,7 +162,7 @@ def _has_config(source: Side, given: Given) -> bool:
 
 def _called(one: Called, found: _Names) -> Called:
     """The shipped layout, with these files and names."""
-    from ucpl.language.quoting import quote
+    from ucpl.language.words import quote
     from ucpl.layout import load
 
     labels = {file: "weights" if n == 0 else f"more{n}" for n, file in enumerate(found.files)}

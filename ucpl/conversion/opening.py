@@ -18,7 +18,7 @@ from ucpl.errors import Label, UcplError, fail
 from ucpl.extents.account import NotRead
 from ucpl.files.skipping import ALL, SKIP, Skipped, skipping
 from ucpl.registry import format_named, format_of_models, formats
-from ucpl.storage.lifetimes import owned_scope
+from ucpl.storage.cache_dirs import owned_scope
 from ucpl.storage.resolve_url import resolve_source
 from ucpl.texts import is_endless, json_object, read_text
 
@@ -358,7 +358,7 @@ def _files_like(layout: Called, here: Path) -> tuple[list[str], Aside] | None:
     model.
     """
     from ucpl.language import nodes
-    from ucpl.language.quoting import HOLE
+    from ucpl.language.words import HOLE
     from ucpl.layout.statements import items_of
 
     items = items_of(layout.library, layout.call)

@@ -409,7 +409,7 @@ def closed_text(target: Side) -> str:
 
 def _told(target: Side) -> tuple[str, str]:
     """The text, or the reason for its absence."""
-    from ucpl.language.limits import why_too_large, why_too_many, why_unwritten
+    from ucpl.language.source import why_too_large, why_too_many, why_unwritten
 
     names = (*target.layout.tensors, *target.layout.aliases)
     if why := why_unwritten(names, in_keys=target.called.is_of_any):  # `{name}` is expanded there

@@ -1,4 +1,4 @@
-"""One side of a plan: a placed layout, with its inputs."""
+"""One side of a plan: placed layout, inputs, forms of files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 from attrs import field
 
 from ucpl.conversion.requests import Called, Given
+from ucpl.errors import fail
+from ucpl.layout.scope import at
 from ucpl.records import frozen
+from ucpl.registry import format_named
 
 if TYPE_CHECKING:
     from ucpl.conversion.changes import Changes
@@ -15,12 +18,12 @@ if TYPE_CHECKING:
     from ucpl.inference.parallel import Note
     from ucpl.inference.sizes import Found
     from ucpl.language import nodes
-    from ucpl.layout import Layout, Library
+    from ucpl.layout import FileRule, Layout, Library
     from ucpl.placement import Placement
     from ucpl.placement.flats import Stated
     from ucpl.planning.plan import Passed
 
-__all__ = ["Side", "located"]
+__all__ = ["Side", "located", "demand_forms", "demand_names"]
 
 
 @frozen(eq=False)
@@ -61,7 +64,6 @@ def located(
 
     If `given.bare` is set, the placement is empty.
     """
-    from ucpl.conversion.forms import demand_forms
     from ucpl.layout import resolve
     from ucpl.placement import Placement, locate
 
@@ -79,3 +81,117 @@ def located(
     if given.bare:
         return Side(one, given, Placement(layout, tuple(layout.placed), ()))
     return Side(one, given, locate(layout, rank=rank, stated=stated))
+
+
+# ---- forms of files --------------------------------------------------------------------------------------------------
+
+_SUFFIX = ".safetensors"
+
+
+def demand_forms(layout: Layout) -> None:
+    """Check the forms of a layout's files.
+
+    Raises: UcplError E397 if the layout's store does not know a form, or if the file's name is one of another form.
+    """
+    known = format_named(layout.framework).forms
+    for rule in layout.files.values() if known else ():
+        if rule.form is None:
+            continue
+        if rule.form not in known:
+            fail(
+                "E397",
+                f"file `{rule.name}` has the form `{rule.form}`, and framework {layout.framework}()"
+                f" reads and writes {' and '.join(known)}",
+                at(rule.span),
+                remedy=_remedy(rule, known),
+            )
+        _demand_suffix(rule)
+
+
+def _demand_suffix(rule: FileRule) -> None:
+    """Check the suffix of a file's name.
+
+    The store derives the form from it.
+    Only files of the form safetensors or memory end in .safetensors.
+    """
+    ending = rule.path.parts[-1] if rule.path is not None and rule.path.parts else ""
+    if isinstance(ending, str) and ending and ending.endswith(_SUFFIX) != (rule.form in ("safetensors", "memory")):
+        said = rule.path.text if rule.path is not None else ""
+        fail(
+            "E397",
+            f'file `{rule.name}` has the form `{rule.form}`, and "{said}" is the name of another',
+            at(rule.span),
+            remedy=f'write `torch "{said}"`, or end the name in {_SUFFIX}'
+            if rule.form == "safetensors"
+            else f'write `safetensors "{said}"`, or end the name in .pt',
+        )
+
+
+def demand_names(layout: Layout) -> None:
+    """Check that files have names that can be written and found.
+
+    A name must be inside the target's folder, and the layout's framework must look for it.
+
+    Raises: UcplError E397.
+    """
+    cut = {axis for mesh in layout.meshes for axis, n in zip(mesh.axes, mesh.degrees, strict=True) if n > 1}
+    of = format_named(layout.framework)
+    for rule in layout.files.values():
+        if rule.form is None or rule.path is None:
+            continue
+        said = _unwritable(rule)
+        if said:
+            why, remedy = said
+            fail("E397", f"file `{rule.name}`: {rule.path.text!r} {why}", at(rule.span), remedy=remedy)
+        ranks = sorted(cut & rule.path.names)
+        if of.has_model_files and ranks:
+            fail(
+                "E397",
+                f"file `{rule.name}` has {{{ranks[0]}}} in its name, and framework {of.name}() reads one complete model",
+                at(rule.span),
+                remedy="write `framework torch()` if each rank has a file; a complete model is not cut, and its"
+                ' file is safetensors "model.safetensors"',
+            )
+        if of.file_marks and not _is_marked(rule, of.file_marks):
+            fail(
+                "E397",
+                f'framework {of.name}() reads no file called "{rule.path.text}"',
+                at(rule.span),
+                remedy=f"write `framework torch()`, or the names that it gives: {of.file_names}",
+            )
+
+
+def _unwritable(rule: FileRule) -> tuple[str, str] | None:
+    """The fault of a file's name and its remedy, or None."""
+    text = rule.path.text if rule.path is not None else ""
+    parts = text.split("/")
+    odd = next((c for c in text if ord(c) < 32 or ord(c) == 127), None)
+    if not text:
+        return "is no name", f'write file {rule.name} = {rule.form} "model.pt"'
+    if odd is not None:
+        shown = {"\r": "\\r", "\n": "\\n", "\t": "\\t"}.get(odd, f"U+{ord(odd):04X}")
+        better = "".join("/" + {"\r": "r", "\n": "n", "\t": "t"}[c] if c in "\r\n\t" else c for c in text)
+        return f"has the sign {shown} in it", f'folders are divided by `/`: file {rule.name} = {rule.form} "{better}"'
+    if text.startswith("/") or ".." in parts:
+        left = "/".join(part for part in parts[-1:] if part) or "model.pt"
+        return (
+            "is outside of the checkpoint's folder",
+            f'names are relative to that folder: file {rule.name} = {rule.form} "{left}"',
+        )
+    if not parts[-1]:
+        return (
+            "ends in `/`, as a folder does",
+            f'write file {rule.name} = {rule.form} "{text.rstrip("/")}{_SUFFIX if rule.form == "safetensors" else ".pt"}"',
+        )
+    return None
+
+
+def _is_marked(rule: FileRule, marks: tuple[str, ...]) -> bool:
+    """True if a name contains one of a format's marks."""
+    text = "".join(part for part in rule.path.parts if isinstance(part, str)) if rule.path is not None else ""
+    return any(mark in text for mark in marks)
+
+
+def _remedy(rule: FileRule, known: tuple[str, ...]) -> str:
+    said = rule.path.text if rule.path is not None else ""
+    return f'write file {rule.name} = {known[0]} "{said}", or leave `framework` out to plan and prove alone'

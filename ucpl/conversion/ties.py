@@ -39,7 +39,7 @@ def of_ties(
         return checkpoint, source
     from ucpl.inference.hf.ties import pairs
     from ucpl.language import parse_call
-    from ucpl.language.quoting import quote
+    from ucpl.language.words import quote
     from ucpl.layout import load
 
     here = {t.name: (t.shape, t.dtype) for t in checkpoint.state.tensors}

@@ -37,7 +37,6 @@ from ucpl.extents.records import (
     key_text,
     pieces_of,
 )
-from ucpl.extents.sharding import Section, Sharding
 from ucpl.extents.shelves import Shelf, Shelves
 from ucpl.extents.structure import (
     BlobWay,
@@ -45,6 +44,8 @@ from ucpl.extents.structure import (
     FlatBuffer,
     NamedTensor,
     Plain,
+    Section,
+    Sharding,
     StoredTensor,
     Structure,
     as_filed,

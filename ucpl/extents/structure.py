@@ -15,7 +15,6 @@ from attrs import evolve, field
 
 from ucpl.extents.dtypes import in_file
 from ucpl.extents.records import Key
-from ucpl.extents.sharding import Sharding
 from ucpl.records import frozen
 
 Plain = int | str | bool | float | None
@@ -129,3 +128,46 @@ def as_filed(targets: Sequence[StoredTensor]) -> tuple[StoredTensor, ...]:
         t if (t.dtype, t.shape) == (dtype, shape) else evolve(t, dtype=dtype, shape=shape)
         for t, (dtype, shape) in zip(targets, stated, strict=True)
     )
+
+
+# ---- parts of one tensor ---------------------------------------------------------------------------------------------
+
+
+@frozen
+class Section:
+    """A run of positions of the cut dim.
+
+    `widths`: the number of them on each tp rank; None: each holds all.
+    """
+
+    size: int
+    widths: tuple[int, ...] | None
+
+
+@frozen
+class Sharding:
+    """One tensor over tensor-parallel ranks.
+
+    A rank holds its part of each section, end to end along `dim`, and all of every other dim. Sections are in the order
+    of the complete tensor: fused [q; k; v] is three, a plain column or row parallel weight is one.
+    """
+
+    shape: tuple[int, ...]  # complete
+    dim: int | None = None  # None: every tp rank holds all of it
+    sections: tuple[Section, ...] = ()
+    origin: str = ""  # where it is stated: "affine_map of mp_rank_00_model_states.pt"
+
+    @property
+    def rows(self) -> int:
+        """Positions of all sections, which may exceed the dim by trained padding."""
+        return sum(section.size for section in self.sections)
+
+    def width(self, tp: int) -> int:
+        """Positions of `dim` that tp rank `tp` holds."""
+        return sum(s.size if s.widths is None else s.widths[tp] for s in self.sections)
+
+    def local(self, tp: int) -> tuple[int, ...]:
+        """The shape on one tp rank."""
+        if self.dim is None:
+            return self.shape
+        return (*self.shape[: self.dim], self.width(tp), *self.shape[self.dim + 1 :])

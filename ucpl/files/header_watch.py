@@ -1,4 +1,4 @@
-"""A watch on headers.
+"""Headers: a watch on their reads, and reads ahead in a store.
 
 Errors of the disk have a place, files an identity. A trainer that saves to the same place again writes other files
 under the same names: code that moves data by the headers of the old ones must see that.
@@ -7,18 +7,19 @@ under the same names: code that moves data by the headers of the old ones must s
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from functools import wraps
 from pathlib import Path
 from typing import ParamSpec, Protocol, TypeVar
 
-from ucpl.errors import Label, fail
+from ucpl.errors import Label, UcplError, fail
 from ucpl.records import frozen
-from ucpl.storage.reading import identity_of
+from ucpl.storage.reading import has_latency, identity_of
 
-__all__ = ["Identity", "reading", "saw", "walked", "watched"]
+__all__ = ["Identity", "reading", "saw", "walked", "watched", "ahead"]
 
 P = ParamSpec("P")
 Opened = TypeVar("Opened", bound="_Remembers")
@@ -108,3 +109,42 @@ def watched(call: Callable[P, Opened]) -> Callable[P, Opened]:
             _SEEN.reset(token)
 
     return under_watch
+
+
+# ---- headers in an object store --------------------------------------------------------------------------------------
+
+
+AT_ONCE = 16
+
+
+def ahead(path: Path, reads: Sequence[Callable[[], object]]) -> None:
+    """Do all of these reads at once, in an object store.
+
+    `path` is one of the files. Raises: UcplError E685 if the store does not deliver the data.
+    """
+    if len(reads) < 2 or not _is_elsewhere(path):
+        return
+    from concurrent.futures import ThreadPoolExecutor  # most checkpoints are local files
+
+    stop = threading.Event()
+
+    def work(read: Callable[[], object]) -> None:
+        if stop.is_set():
+            return
+        try:
+            read()
+        except UcplError as error:
+            if error.is_of_the_disk:  # every other error is raised when the file is read in turn
+                stop.set()
+                raise
+
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="ucpl-ahead") as pool:
+        for done in [pool.submit(copy_context().run, work, read) for read in reads]:
+            done.result()
+
+
+def _is_elsewhere(path: Path) -> bool:
+    try:
+        return has_latency(os.stat(path))
+    except OSError:  # who reads it says so
+        return False

@@ -16,10 +16,9 @@ from ucpl.errors import Label, fail
 from ucpl.extents import Extent, Key, TrainState, key_text
 from ucpl.files.carrying import Place, by_place, lifted
 from ucpl.files.checkpoint import Checkpoint
-from ucpl.files.header_watch import watched
+from ucpl.files.header_watch import ahead, watched
 from ucpl.files.model_texts import TEXTS, read_texts
 from ucpl.files.pickles import tensors_of
-from ucpl.files.read_ahead import ahead
 from ucpl.files.safetensors_files import read_safetensors_file
 from ucpl.files.texts import check_inside
 from ucpl.files.torch_files import TorchFile, read_torch_file

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, NoReturn
 from ucpl.errors import Label, fail
 from ucpl.extents import key_text
 from ucpl.extents.account import entries_of
-from ucpl.extents.experts import Experts
+from ucpl.extents.parallel_facts import Experts
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.inference.blocks import scalings_of
 from ucpl.language import nodes, print_expr, print_file
-from ucpl.language.limits import why_too_large, why_too_many, why_unwritten
+from ucpl.language.source import why_too_large, why_too_many, why_unwritten
 from ucpl.layout import Layout, Library, expand, load, resolve
 from ucpl.layout.scope import Value
 from ucpl.placement import Placement, locate

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.model_texts import config_of
-from ucpl.language.quoting import is_dotted, quote
+from ucpl.language.words import is_dotted, quote
 
 __all__ = ["packed_notes"]
 

@@ -19,8 +19,8 @@ from ucpl.errors import Label, fail
 from ucpl.extents import Section, Sharding
 from ucpl.language import nodes, parse, print_file
 from ucpl.language.printer import print_axis
-from ucpl.language.quoting import quote
 from ucpl.language.walk import lowest_version
+from ucpl.language.words import quote
 from ucpl.layout import Library
 from ucpl.layout.expand import wildcards_of
 from ucpl.layout.scope import Config, Scope, Value

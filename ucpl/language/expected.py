@@ -5,10 +5,9 @@ from __future__ import annotations
 from lark.exceptions import UnexpectedInput, UnexpectedToken
 
 from ucpl.errors import UcplError
-from ucpl.language.limits import TEXT_CHARACTERS_MAX
 from ucpl.language.reading import LOCK, tables_of
 from ucpl.language.slips import expected_kinds
-from ucpl.language.source import Source
+from ucpl.language.source import TEXT_CHARACTERS_MAX, Source
 
 __all__ = ["words_after"]
 

@@ -17,7 +17,6 @@ from attrs import evolve, field
 
 from ucpl.language import nodes
 from ucpl.language.nodes import Axis, Clause, Expr
-from ucpl.language.quoting import is_dotted, quote
 from ucpl.language.walk import walk
 from ucpl.language.words import (
     AXIS_WORDS,
@@ -31,6 +30,8 @@ from ucpl.language.words import (
     NONE_WORDS,
     PATTERN_WORDS,
     SPLIT_WORDS,
+    is_dotted,
+    quote,
 )
 from ucpl.records import frozen
 

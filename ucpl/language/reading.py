@@ -13,10 +13,9 @@ from lark.exceptions import UnexpectedInput
 
 from ucpl.errors import Diagnostic, UcplError, fail
 from ucpl.language.forms import form_of
-from ucpl.language.limits import TEXT_CHARACTERS_MAX
 from ucpl.language.refused_lines import comma_above, standing, standing_call
 from ucpl.language.slips import GENERAL, diagnose
-from ucpl.language.source import Source, version_of
+from ucpl.language.source import TEXT_CHARACTERS_MAX, Source, version_of
 from ucpl.language.suggestions import instead_of
 from ucpl.language.tables import Tables, tables
 from ucpl.language.words import INSTEAD

@@ -19,11 +19,9 @@ from lark import Token
 from ucpl.errors import Label, fail
 from ucpl.language import nodes
 from ucpl.language.foreign_words import words
-from ucpl.language.limits import DEPTH_MAX, INDICES_MAX, INTEGER_MAX, NAME_CHARACTERS_MAX
 from ucpl.language.nodes import Clause, Expr, Span
-from ucpl.language.quoting import quote, unquote
-from ucpl.language.source import Source
-from ucpl.language.words import CLAUSE_WORDS, DIM_WORDS, ELEMENT_TYPES, INSTEAD, PATTERN_WORDS
+from ucpl.language.source import DEPTH_MAX, INDICES_MAX, INTEGER_MAX, NAME_CHARACTERS_MAX, Source
+from ucpl.language.words import CLAUSE_WORDS, DIM_WORDS, ELEMENT_TYPES, INSTEAD, PATTERN_WORDS, quote, unquote
 from ucpl.records import frozen
 from ucpl.resources import VERSIONS
 

@@ -21,9 +21,8 @@ from lark.lexer import TerminalDef
 
 from ucpl.errors import fail
 from ucpl.language.cache import cache_folder, keep, kept
-from ucpl.language.limits import DEPTH_MAX, NAME_CHARACTERS_MAX, STATEMENTS_MAX
 from ucpl.language.recorder import Recorder
-from ucpl.language.source import Source
+from ucpl.language.source import DEPTH_MAX, NAME_CHARACTERS_MAX, STATEMENTS_MAX, Source
 from ucpl.records import frozen
 from ucpl.resources import VERSION, grammar_text
 

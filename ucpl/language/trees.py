@@ -23,9 +23,9 @@ import attrs
 from ucpl.errors import UcplError
 from ucpl.language import nodes
 from ucpl.language.cache import cache_folder, keep, kept
-from ucpl.language.quoting import HOLE
 from ucpl.language.source import Source
 from ucpl.language.walk import walk
+from ucpl.language.words import HOLE
 from ucpl.resources import VERSIONS, grammar_text
 
 __all__ = ["find", "find_hole", "store"]

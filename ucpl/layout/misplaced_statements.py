@@ -9,11 +9,10 @@ from attrs import has
 from ucpl.errors import fail
 from ucpl.language import nodes
 from ucpl.language.walk import walk
-from ucpl.layout.axis_lines import UnknownAxis
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.name_remedies import for_axis, for_name, for_place, nearest
 from ucpl.layout.patterns import dims_in
-from ucpl.layout.remedies import for_unread_dim
+from ucpl.layout.remedies import UnknownAxis, for_unread_dim
 from ucpl.layout.scope import Scope, at
 from ucpl.layout.storing import Ground, brackets_of
 from ucpl.layout.templates import PLACE_WORDS, template

@@ -12,11 +12,11 @@ from ucpl.errors import fail
 from ucpl.language import nodes, print_axis
 from ucpl.language.walk import walk
 from ucpl.layout import axes as ax
-from ucpl.layout.axis_lines import UnknownAxis
 from ucpl.layout.indices import chosen, runs_in
 from ucpl.layout.layout import Mesh
 from ucpl.layout.live import reject_live
 from ucpl.layout.name_remedies import for_axis, for_name
+from ucpl.layout.remedies import UnknownAxis
 from ucpl.layout.scope import Scope, at
 
 __all__ = [

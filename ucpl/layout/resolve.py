@@ -6,25 +6,26 @@ closed one by one (patterns.py, storing.py, entries.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from math import prod
 
 from attrs import evolve
 
 from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.language import nodes, print_expr
 from ucpl.language.walk import walk
-from ucpl.layout.axis_lines import UnknownAxis, with_lines
+from ucpl.layout import axes as ax
 from ucpl.layout.domains import domain_rules
 from ucpl.layout.entries import entries_of
 from ucpl.layout.fills import fillings_of
-from ucpl.layout.layout import GlobMatch, Layout
+from ucpl.layout.layout import Entry, GlobMatch, Layout, Mesh, States
 from ucpl.layout.library import Library
 from ucpl.layout.misplaced_statements import check_acting, check_founded, check_known, check_places
 from ucpl.layout.models import UnknownTensor, aliases_of, check_sizes, for_alias, groups_of, states_of, tensors_of
 from ucpl.layout.name_remedies import in_short, nearest
-from ucpl.layout.on_mesh import check_meshes
 from ucpl.layout.patterns import index_rules, meshes_of
 from ucpl.layout.reduced_states import check_carried_states, with_reduced_states
+from ucpl.layout.remedies import UnknownAxis, with_lines
 from ucpl.layout.scales import check_block_edges
 from ucpl.layout.scope import Config, Scope, Value, at
 from ucpl.layout.statements import CallInputs, Note, OpenedLayout, open_layout
@@ -41,7 +42,7 @@ from ucpl.layout.storing import (
 )
 from ucpl.layout.templates import closed, render, template
 
-__all__ = ["resolve", "resolved"]
+__all__ = ["resolve", "resolved", "check_meshes"]
 
 
 def resolve(
@@ -330,3 +331,106 @@ def _of_another_model(found: Diagnostic, name: str, opened: OpenedLayout) -> Non
                 said = f"`{link.node.name}` is of {other}, and `{node.name}`, which extends it, of {node.of}"
                 remedy = f"write `of {other}`" + (f", or let {node.of} extend {other}" if bases else "")
                 fail("E137", said, at(node.span), *found.labels, remedy=remedy)
+
+
+# ---- the mesh of a line's axes ---------------------------------------------------------------------------------------
+
+
+Line = Entry | States
+
+
+def check_meshes(layout: Layout) -> None:
+    """Check the meshes of all lines.
+
+    Raises: UcplError E218 for a mesh that does not exist, E219 for an axis of another.
+    """
+    lines: tuple[Line, ...] = (*layout.entries, *layout.state_lines)
+    for line in lines:
+        if line.storing.mesh:
+            mesh = _mesh_of(line, layout)
+            for axis, use in _axes(line, layout):
+                _demand(line, axis, use, (mesh, layout))
+
+
+def _mesh_of(line: Line, layout: Layout) -> Mesh:
+    found = next((m for m in layout.meshes if m.name == line.storing.mesh), None)
+    if found is None:
+        fail(
+            "E218",
+            f"{_named(line)} is on mesh `{line.storing.mesh}`, and there is none of that name",
+            at(line.span),
+            remedy=_instead_of_mesh(line.storing.mesh, layout),
+        )
+    return found
+
+
+def _instead_of_mesh(name: str, layout: Layout) -> str:
+    named = [m.name for m in layout.meshes if m.name]
+    axes = [a for m in layout.meshes for a in m.axes]
+    if name in axes:
+        return (
+            f"take `on {name}` out: `{name}` is an axis of a mesh, and a line is on all of them. A cut over it is `@{name}`,"
+            f" one of its ranks `at {name}[0]`"
+        )
+    return f"the meshes with a name are {', '.join(named)}" if named else f"take `on {name}` out: no mesh has a name"
+
+
+def _axes(line: Line, layout: Layout) -> Iterator[tuple[str, str]]:
+    """Mesh axes that a line uses, each with the use."""
+    known = {a for m in layout.meshes for a in m.axes}
+    cut = ax.mesh_axes_of(*line.shape) if not isinstance(line.shape, str) else ()
+    yield from ((a, "is cut over") for a in cut if a in known)
+    for axis in _dealt(line.indices, layout, frozenset()) if isinstance(line, Entry) else ():
+        if layout.sizes.get(axis, 1) > 1:  # an index that one rank has all of is dealt to nobody
+            yield axis, "is dealt over"
+    yield from ((a, "uses a coordinate of") for a, _ in line.storing.at)
+    yield from ((a, f"says `{line.storing.policy.word}` of") for a in line.storing.policy_axes)
+    yield from ((a, "says `any` of") for a in line.storing.loose)
+    names = line.storing.key.names if line.storing.key is not None else frozenset()
+    yield from ((a, "names in its key") for a in sorted(names & known))
+
+
+def _dealt(axes: tuple[ax.Axis, ...], layout: Layout, seen: frozenset[str]) -> Iterator[str]:
+    """Mesh axes that deal the indices in brackets.
+
+    They do so by their own cuts and by `index` statements.
+    """
+    yield from ax.mesh_axes_of(*axes)
+    for name in ax.dims_of(*axes):
+        if name in layout.indices and name not in seen:
+            yield from _dealt((layout.indices[name],), layout, seen | {name})
+
+
+def _demand(line: Line, axis: str, use: str, where: tuple[Mesh, Layout]) -> None:
+    mesh, layout = where
+    first = layout.mesh_of(axis)  # whose coordinates the axis has
+    if first is None:
+        return  # an axis of no mesh is refused where it cuts
+    if axis not in mesh.axes:
+        fail(
+            "E219",
+            f"{_named(line)} is on mesh `{mesh.name}` and {use} `{axis}`, an axis of {_called(first)}",
+            at(line.span),
+            remedy=f"mesh {mesh.name} has {', '.join(mesh.axes)}: take one of these, or leave `on {mesh.name}` out",
+        )
+    if _step(first, axis) != _step(mesh, axis) and layout.sizes.get(axis, 1) > 1:
+        fail(
+            "E219",
+            f"{_named(line)} {use} `{axis}` on mesh `{mesh.name}`, where other ranks have its coordinates"
+            f" than on {_called(first)}",
+            at(line.span),
+            remedy=f"give the axis of mesh {mesh.name} a name of its own: `let {mesh.name}_{axis} = {axis}`",
+        )
+
+
+def _step(mesh: Mesh, axis: str) -> int:
+    """Distance of neighbours along an axis, in ranks."""
+    return prod(mesh.degrees[mesh.axes.index(axis) + 1 :])
+
+
+def _named(line: Line) -> str:
+    return f"`{line.path}`" if isinstance(line, Entry) else "a state line"
+
+
+def _called(mesh: Mesh) -> str:
+    return f"mesh `{mesh.name}`" if mesh.name else f"the mesh `{' '.join(mesh.axes)}`"

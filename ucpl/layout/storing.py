@@ -14,7 +14,6 @@ from ucpl.errors import fail
 from ucpl.language import nodes, print_expr
 from ucpl.language.walk import walk
 from ucpl.layout import axes as ax
-from ucpl.layout.axis_lines import UnknownAxis
 from ucpl.layout.layout import (
     BlobRule,
     Derivation,
@@ -32,7 +31,7 @@ from ucpl.layout.models import ModelGroups, trained_groups, unknown_tensor
 from ucpl.layout.name_remedies import for_axis, for_place, nearest
 from ucpl.layout.naming import Naming, naming_of
 from ucpl.layout.patterns import axes_closed, check_flat, check_indices, check_no_flat, dims_in
-from ucpl.layout.remedies import for_rest
+from ucpl.layout.remedies import UnknownAxis, for_rest
 from ucpl.layout.scope import Scope, Value, at
 from ucpl.layout.templates import PLACE_WORDS, Template, closed
 from ucpl.records import define, frozen

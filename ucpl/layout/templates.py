@@ -21,9 +21,8 @@ from attrs import evolve, field
 
 from ucpl.errors import UcplError, fail
 from ucpl.language import nodes, parse_expr, print_expr
-from ucpl.language.quoting import HOLE
 from ucpl.language.walk import rewritten
-from ucpl.language.words import USUAL_AXES
+from ucpl.language.words import HOLE, USUAL_AXES
 from ucpl.layout.arithmetic import Operand, Value, at, evaluated
 from ucpl.layout.name_remedies import nearest
 from ucpl.layout.scope import Scope, literal

@@ -9,8 +9,8 @@ from math import prod
 
 from ucpl.errors import UcplError
 from ucpl.language import nodes, print_expr
-from ucpl.language.quoting import HOLE
 from ucpl.language.walk import walk
+from ucpl.language.words import HOLE
 from ucpl.layout import Layout
 from ucpl.layout.arithmetic import Operand, evaluated
 from ucpl.layout.name_remedies import nearest

@@ -18,8 +18,7 @@ from ucpl.language import nodes
 from ucpl.language.nodes import Span
 from ucpl.layout import Layout, Library
 from ucpl.layout import axes as ax
-from ucpl.layout.bases import statements_of
-from ucpl.layout.overlay import each_state, left_side
+from ucpl.layout.bases import each_state, left_side, statements_of
 from ucpl.layout.statements import items_of
 from ucpl.placement import Part, Pieces, Placement
 

@@ -12,8 +12,8 @@ from ucpl.errors import UcplError
 from ucpl.language import nodes, print_expr, worded
 from ucpl.language.walk import walk
 from ucpl.layout import Library
+from ucpl.layout.expand import holes_of, lines_in_file, names_of
 from ucpl.layout.templates import PLACE_WORDS
-from ucpl.layout.uses import holes_of, lines_in_file, names_of
 from ucpl.registry import format_named
 
 __all__ = ["CONFIG_UNREAD", "reads_config", "unused"]

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 
 from ucpl.language import nodes
 from ucpl.language.nodes import NOWHERE
-from ucpl.language.quoting import HOLE
 from ucpl.language.walk import walk
+from ucpl.language.words import HOLE
 from ucpl.layout import Layout
 from ucpl.layout.layout import Entry
 from ucpl.layout.templates import template

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 
-from ucpl.language.quoting import is_dotted, quote
 from ucpl.language.source import version_of
+from ucpl.language.words import is_dotted, quote
 from ucpl.lsp.context import CursorContext, hole_at, wanted
 from ucpl.lsp.definitions import Definition, definitions_of, lefts_of
 from ucpl.lsp.files import EditorTexts, shipped_blocks

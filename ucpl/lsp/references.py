@@ -9,8 +9,7 @@ from pathlib import Path
 
 from ucpl.errors import UcplError
 from ucpl.language import parse
-from ucpl.language.quoting import is_dotted, quote
-from ucpl.language.words import BRACKET_WORDS, CLAUSE_WORDS, LAYOUT_WORDS, MODEL_WORDS
+from ucpl.language.words import BRACKET_WORDS, CLAUSE_WORDS, LAYOUT_WORDS, MODEL_WORDS, is_dotted, quote
 from ucpl.lsp.context import CursorContext, context_at
 from ucpl.lsp.definitions import definitions_of
 from ucpl.lsp.files import EditorTexts, is_shipped

@@ -10,8 +10,8 @@ from bisect import bisect_right
 from typing import Literal
 
 from ucpl.errors import UcplError
-from ucpl.language.quoting import unquote
 from ucpl.language.source import Source
+from ucpl.language.words import unquote
 from ucpl.records import frozen
 
 __all__ = ["Kind", "LineStarts", "Token", "tokens"]

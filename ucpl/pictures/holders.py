@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ucpl.conversion.collapsed_rows import numbers
-from ucpl.placement.ranks import Ranks
+from ucpl.placement.site import Ranks
 
 if TYPE_CHECKING:
     from ucpl.placement import Part, Placement

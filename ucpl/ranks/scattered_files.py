@@ -24,8 +24,8 @@ from ucpl.records import define, frozen
 from ucpl.runtime.process_group import ProcessGroup
 from ucpl.storage import cache_dirs
 from ucpl.storage.authentication import Connector, Listener, TlsConnector, TlsListener, UnixConnector, UnixListener
+from ucpl.storage.cache_dirs import current_scope
 from ucpl.storage.keys import Keys
-from ucpl.storage.lifetimes import current_scope
 from ucpl.storage.reading import Range, identity_of, sparse_file_registry
 
 __all__ = [

@@ -33,23 +33,22 @@ from ucpl.runtime import rank_protocol, resume
 from ucpl.runtime.assemble import Assembler
 from ucpl.runtime.batches import bands_of
 from ucpl.runtime.buffers import Budget, Workspace, share_of
-from ucpl.runtime.clones import Clones
 from ucpl.runtime.counters import Counters, Report, Unverified
 from ucpl.runtime.disk import check_own, disk, make_file, make_folders, sync_folder, sync_folders
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.fills import Fills, bind_fills, check_covered
-from ucpl.runtime.identity import IDENTITY, digest_of_files, digest_of_plan, digest_of_sources
 from ucpl.runtime.integrity import with_sums
 from ucpl.runtime.journal import Journal, Past
 from ucpl.runtime.linux import network_remark
 from ucpl.runtime.manifest import FOLDER, LAYOUT, MANIFEST, ManifestContents, manifest_of, storage_crcs
-from ucpl.runtime.moving import Mover
+from ucpl.runtime.moving import Clones, Mover
 from ucpl.runtime.options import DataPlane, RunOptions
 from ucpl.runtime.padding import blanks_of
 from ucpl.runtime.process_group import ALONE, ProcessGroup
 from ucpl.runtime.publish import Lock, Workplace, limit_modes
 from ucpl.runtime.read_back import Parts, ReadBack
 from ucpl.runtime.reading import Fragments
+from ucpl.runtime.resume import IDENTITY, digest_of_files, digest_of_plan, digest_of_sources
 from ucpl.runtime.rows import Place, Rows, bind_rows, fit, views_of
 from ucpl.runtime.source_checks import Inspection, allowance, check_blanks, check_members, members_of
 from ucpl.runtime.sources import SourceFiles

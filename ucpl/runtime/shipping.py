@@ -35,7 +35,6 @@ from ucpl.records import define
 from ucpl.runtime.assemble import Assembler
 from ucpl.runtime.counters import Counters
 from ucpl.runtime.failpoints import failpoint
-from ucpl.runtime.identity import IDENTITY
 from ucpl.runtime.integrity import is_open
 from ucpl.runtime.journal import Journal
 from ucpl.runtime.manifest import MANIFEST, ManifestContents, manifest_of, storage_crcs
@@ -45,6 +44,7 @@ from ucpl.runtime.process_group import ProcessGroup, Within, shares
 from ucpl.runtime.rank_protocol import waiting
 from ucpl.runtime.read_back import Parts, ReadBack
 from ucpl.runtime.reading import Fragments
+from ucpl.runtime.resume import IDENTITY
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.targets import TargetFile, TargetFiles, TargetPlan
 from ucpl.runtime.tiles import DoneTiles

@@ -1,4 +1,4 @@
-"""The temporary folder of this process for fetched and staged files.
+"""Temporary folders for fetched and staged files, and their lifetimes.
 
 It is removed when the process ends. The folder of a killed process is removed by the next one. UCPL_REMOTE_DIR sets the
 parent folder; the default is the folder for temporary files.
@@ -12,13 +12,14 @@ import os
 import shutil
 import tempfile
 import time
-from contextlib import suppress
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 
-from ucpl.storage.lifetimes import current_scope
-
-__all__ = ["fresh", "room", "staging"]
+__all__ = ["fresh", "room", "staging", "Lifetime", "separate", "current_scope", "scoped", "owned_scope"]
 
 _PREFIX = "ucpl-remote-"
 HOUR = 3600.0  # seconds
@@ -102,3 +103,72 @@ def staging() -> int:
     UCPL_REMOTE_STAGING, else 4 GiB and at most half of the free space.
     """
     return _limit(os.getpid(), "UCPL_REMOTE_STAGING", STAGED_MAX)
+
+
+_process = ExitStack()  # never closed: the rest is removed with the folder of the process
+_now: ContextVar[ExitStack] = ContextVar("ends", default=_process)
+
+
+def current_scope() -> ExitStack:
+    """The stack of callbacks for folders that are created from now on."""
+    return _now.get()
+
+
+class Lifetime:
+    """Folders that were created in `separate`.
+
+    They are released when this is closed or collected.
+    """
+
+    def __init__(self, mine: ExitStack) -> None:
+        self._end = weakref.finalize(self, _end, mine, os.getpid())
+        self._end.atexit = False
+
+    def close(self) -> None:
+        self._end()
+
+
+@contextmanager
+def scoped() -> Iterator[None]:
+    """Release at the end all that is created in the block.
+
+    As a decorator: at the end of each call.
+    """
+    with separate():
+        yield
+
+
+@contextmanager
+def separate() -> Iterator[Lifetime]:
+    """Bind all that is created in the block to the result.
+
+    If the block raises, it is released at once.
+    """
+    stack = ExitStack()
+    mine = Lifetime(stack)
+    before = _now.set(stack)
+    try:
+        yield mine
+    except BaseException:
+        mine.close()
+        raise
+    finally:
+        _now.reset(before)
+
+
+@contextmanager
+def owned_scope() -> Iterator[Lifetime | None]:
+    """`separate` for results of a call that the caller keeps.
+
+    None: an outer call releases them.
+    """
+    if _now.get() is not _process:
+        yield None
+        return
+    with separate() as mine:
+        yield mine
+
+
+def _end(mine: ExitStack, process: int) -> None:
+    if os.getpid() == process:  # a fork leaves the folders to its parent
+        mine.close()

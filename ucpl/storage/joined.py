@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ucpl.errors import Label, calling, fail
 from ucpl.storage import cache_dirs
-from ucpl.storage.lifetimes import current_scope
+from ucpl.storage.cache_dirs import current_scope
 from ucpl.storage.urls import is_url
 
 __all__ = ["SIGN", "is_joined", "join", "parts_of", "paths_in"]

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from ucpl.storage.lifetimes import current_scope
+from ucpl.storage.cache_dirs import current_scope
 
 __all__ = [
     "Remote",

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ucpl.errors import Label, fail
+from ucpl.storage.cache_dirs import current_scope
 from ucpl.storage.joined import is_joined, join, paths_in
-from ucpl.storage.lifetimes import current_scope
 from ucpl.storage.urls import file_at, is_url
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from attrs import field
 from ucpl.errors import Label, calling, fail
 from ucpl.records import define
 from ucpl.storage import cache_dirs
+from ucpl.storage.cache_dirs import current_scope
 from ucpl.storage.error_mapping import reject_source
-from ucpl.storage.lifetimes import current_scope
 from ucpl.storage.objects import ObjectEntry, Objects, TagDiffers, objects_at, read_whole
 from ucpl.storage.reading import Range, sparse_file_registry
 from ucpl.storage.urls import split

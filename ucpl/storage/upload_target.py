@@ -10,8 +10,8 @@ from pathlib import Path
 from ucpl.errors import calling
 from ucpl.records import define
 from ucpl.storage import cache_dirs
+from ucpl.storage.cache_dirs import current_scope
 from ucpl.storage.error_mapping import reject_source, reject_target
-from ucpl.storage.lifetimes import current_scope
 from ucpl.storage.objects import ObjectEntry, Objects, objects_at
 from ucpl.storage.sparse_files import MANIFEST, UNFINISHED, ObjectTree, lay
 from ucpl.storage.urls import split

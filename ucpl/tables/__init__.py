@@ -4,11 +4,22 @@ Data has this form from placement to bytes. A leaf room.
 """
 
 from ucpl.tables.blocks import Block, Name, Slot
-from ucpl.tables.gaps import gaps, uncovered
-from ucpl.tables.numbering import distinct, numbered, within
 from ucpl.tables.pairs import halves, pairs, split_pairs, whole_pairs
 from ucpl.tables.space import Space
-from ucpl.tables.strided import Moves, MoveSide, clip, expanded, join_runs, split_rows, straighten
+from ucpl.tables.strided import (
+    Moves,
+    MoveSide,
+    clip,
+    distinct,
+    expanded,
+    gaps,
+    join_runs,
+    numbered,
+    split_rows,
+    straighten,
+    uncovered,
+    within,
+)
 from ucpl.tables.table import I64, Bools, Table, block, column, each, once, widened
 
 __all__ = [

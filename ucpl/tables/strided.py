@@ -14,16 +14,19 @@ Positions are of a Space (a stored tensor and a place in it) or of one tensor: t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
 
 from ucpl.records import frozen
-from ucpl.tables.numbering import within
 from ucpl.tables.space import Space
 from ucpl.tables.table import I64, Bools, Table, block, column
 
-__all__ = ["Moves", "MoveSide", "clip", "expanded", "join_runs", "split_rows", "straighten"]
+__all__ = [
+    "Moves", "MoveSide", "clip", "expanded", "join_runs", "split_rows", "straighten", "distinct", "numbered",
+    "within", "gaps", "uncovered",
+]  # fmt: skip
 
 
 @frozen(eq=False)
@@ -252,4 +255,154 @@ def expanded(moves: M, source: Space, target: Space) -> M:
         shape=np.where(cut, 1, m.shape),
         source_stride=np.where(cut, 1, m.source_stride),
         target_stride=np.where(cut, 1, m.target_stride),
+    )
+
+
+# ---- numbering of rows -----------------------------------------------------------------------------------------------
+
+
+ROOM = 1 << 62  # numbers below it can still be added to
+
+
+def numbered(columns: Sequence[I64]) -> I64:
+    """Number of each row, >= 0: equal and ordered as rows.
+
+    The order is by the first column, then the next one. columns: (N,) each. Numbers are as small as digits allow, not
+    dense; they become dense if digits do not fit an int64.
+    """
+    number = np.zeros(len(columns[0]) if columns else 0, dtype=np.int64)
+    if not len(number):
+        return number
+    top = 1  # above every number so far
+    for one in columns:
+        low, high = int(one.min()), int(one.max())
+        if low == high:
+            continue
+        digit, width = one - low, high - low + 1
+        if top * width >= ROOM:
+            number, top = _ranked(number)
+        if top * width >= ROOM:
+            digit, width = _ranked(digit)
+        number = number * width + digit
+        top *= width
+    return number
+
+
+def distinct(columns: Sequence[I64]) -> I64:
+    """First row of each of the different rows, by number."""
+    _, first = np.unique(numbered(columns), return_index=True)
+    return first.astype(np.int64)
+
+
+def within(count: I64) -> I64:
+    """0, 1, .. count[i] - 1 for each i.
+
+    The results follow each other: the place of each row in its own run of rows.
+    """
+    out: I64 = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
+    return out
+
+
+def _ranked(values: I64) -> tuple[I64, int]:
+    found, rank = np.unique(values, return_inverse=True)
+    return rank.astype(np.int64), len(found)
+
+
+# ---- gaps ------------------------------------------------------------------------------------------------------------
+
+
+def uncovered(numel: int, start: I64, shape: I64, step: I64) -> tuple[I64, I64]:
+    """Uncovered runs of a tensor's elements: (starts, stops), in order.
+
+    Row i is a box of `shape[i]` elements from `start[i]`, each dim with its step: (N,), (N, D), (N, D).
+
+
+    >>> [a.tolist() for a in uncovered(10, np.array([1, 6]), np.array([[3], [2]]), np.array([[1], [2]]))] [[0, 4, 7, 9],
+    [1, 6, 8, 10]]
+    """
+    count = shape.prod(axis=1)
+    start, shape, step, count = (a[count > 0] for a in (start, shape, step, count))
+    solid = ((shape - 1) * step).sum(axis=1) + 1 == count  # a box without gaps is one run
+    starts, stops = [start[solid]], [start[solid] + count[solid]]
+    for row in np.flatnonzero(~solid).tolist():
+        first, length = _runs(int(start[row]), shape[row].tolist(), step[row].tolist())
+        starts.append(first)
+        stops.append(first + length)
+    low = np.concatenate(starts)
+    order = np.argsort(low, kind="stable")
+    low, high = low[order], np.maximum.accumulate(np.concatenate(stops)[order])
+    begin, end = np.append(0, high), np.append(low, numel)
+    open_ = np.flatnonzero(end > begin)
+    return begin[open_], end[open_]
+
+
+def _runs(start: int, shape: Sequence[int], step: Sequence[int]) -> tuple[I64, int]:
+    """Begins and lengths of the runs of one box."""
+    dims = sorted((s, n) for n, s in zip(shape, step, strict=True) if n > 1)
+    length = 1
+    while dims and dims[0][0] == length:
+        length *= dims.pop(0)[1]
+    first = np.array([start], np.int64)
+    for s, n in dims:
+        first = (first[:, None] + s * np.arange(n)).reshape(-1)
+    return first, length
+
+
+def gaps(covered: MoveSide, homes: I64, numel: I64, space: Space) -> MoveSide:
+    """Boxes of all uncovered elements of some stored tensors (H,).
+
+    They have `numel` (H,) elements each. Gaps at equal distances are one box: rows of a tensor that are padded at the
+    end, and tensors that are.
+    """
+    order = np.argsort(homes, kind="stable")
+    homes, numel = homes[order], numel[order]
+    boxes = _within(covered, homes, space)
+    # All other elements count as covered.
+    begin = space.address(homes, np.zeros_like(homes))
+    between = np.concatenate([[0], (begin + numel)[:-1]]) if len(homes) else begin
+    last = int(begin[-1] + numel[-1]) if len(homes) else 0
+    start = np.concatenate([boxes.offset, between])
+    one = np.ones((len(homes), boxes.width), np.int64)
+    shape = np.concatenate([boxes.shape, np.concatenate([(begin - between)[:, None], one[:, 1:]], axis=1)])
+    low, high = uncovered(last, start, shape, np.concatenate([boxes.stride, one]))
+    runs = MoveSide(np.full(len(low), -1, np.int64), low, (high - low)[:, None], np.ones((len(low), 1), np.int64))
+    found = _folded(_folded(runs, space), space)
+    used: list[int] = np.flatnonzero((found.shape > 1).any(axis=0)).tolist() or [0]
+    return found.replace(shape=found.shape[:, used], stride=found.stride[:, used])
+
+
+def _within(covered: MoveSide, homes: I64, space: Space) -> MoveSide:
+    """Boxes in these stored tensors, one row a box and tensor."""
+    if not len(homes) or not len(covered):
+        return MoveSide.empty(covered.width)
+    first = space.home(covered.offset)
+    last = space.home(covered.offset + ((covered.shape - 1) * covered.stride).sum(axis=1))
+    after = np.searchsorted(homes, first)
+    near = covered.take((after < len(homes)) & (homes[np.minimum(after, len(homes) - 1)] <= last))
+    each = expanded(Moves.between(near, near), space, space).target_side
+    return each.take(np.isin(space.home(each.offset), homes))
+
+
+def _folded(boxes: MoveSide, space: Space) -> MoveSide:
+    """Neighbours of one shape at equal distances, as one box.
+
+    It has a dim more.
+
+    before: 3 at 7, 3 at 17, 3 at 27   after: 3 x 3 at 7, with strides 10 and 1
+    """
+    if len(boxes) < 2:
+        return boxes
+    apart = np.diff(boxes.offset)
+    alike = ((boxes.shape[1:] == boxes.shape[:-1]) & (boxes.stride[1:] == boxes.stride[:-1])).all(axis=1)
+    # From one tensor to another a box steps by complete tensors, or not at all.
+    alike &= (np.diff(space.home(boxes.offset)) == 0) | (space.position(apart) == 0)
+    goes_on = alike.copy()
+    goes_on[1:] &= (apart[1:] == apart[:-1]) | ~alike[:-1]  # the second one has their distance
+    head = np.flatnonzero(np.concatenate([[True], ~goes_on]))
+    count = np.diff(np.append(head, len(boxes)))
+    step = np.where(count > 1, apart[np.minimum(head, len(apart) - 1)], 1)
+    kept = boxes.take(head)
+    return kept.replace(
+        shape=np.concatenate([count[:, None], kept.shape], axis=1),
+        stride=np.concatenate([step[:, None], kept.stride], axis=1),
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from ucpl.errors import Label, UcplError, fail
 from ucpl.runtime.disk import disk, make_folders, sync_folder, sync_folders, write_all
 from ucpl.runtime.failpoints import failpoint
-from ucpl.storage.lifetimes import scoped
+from ucpl.storage.cache_dirs import scoped
 from ucpl.storage.vaults.memory import Memory
 from ucpl.storage.vaults.records import CHUNK
 from ucpl.storage.vaults.snapshot_folder import lay_out, open_generation

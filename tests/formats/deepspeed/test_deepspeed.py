@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from ucpl.errors import UcplError, catalogue
 from ucpl.extents import Extent, PickledCall, Scalar
-from ucpl.extents.sub_groups import pack, slice_numel
+from ucpl.extents.parallel_facts import pack, slice_numel
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.scalars import number_of
 from ucpl.formats.deepspeed.order import deal, run, undeal

@@ -18,7 +18,7 @@ from attrs import evolve, field
 
 from ucpl.errors import Diagnostic, Label, fail
 from ucpl.extents import Extent, TensorRef
-from ucpl.files.read_ahead import ahead
+from ucpl.files.header_watch import ahead
 from ucpl.files.torch_files import TorchFile, read_torch_file
 from ucpl.files.zips import ends_of, open_file
 from ucpl.formats.dcp.metadata import METADATA, ByteRange, ChunkedTensor, Metadata, StoredChunk

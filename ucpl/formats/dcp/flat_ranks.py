@@ -26,8 +26,8 @@ from ucpl.extents import Counted, Extent, Key, NamedTensor, ParameterGroup, Sett
 from ucpl.extents.account import NotRead
 from ucpl.files.carrying import lifted, marks_among
 from ucpl.files.checkpoint import Checkpoint
+from ucpl.files.header_watch import ahead
 from ucpl.files.pickles import tensors_of
-from ucpl.files.read_ahead import ahead
 from ucpl.files.repeated_values import hypers_of, unlike
 from ucpl.files.scalars import is_counted
 from ucpl.files.skipping import skips, skips_optimizer

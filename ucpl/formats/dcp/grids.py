@@ -12,7 +12,7 @@ from ucpl.errors import Label, fail
 from ucpl.formats.dcp.mesh import Boxes
 from ucpl.inference.parallel import STORED, Base, Extended
 from ucpl.language import nodes, parse
-from ucpl.language.quoting import quote
+from ucpl.language.words import quote
 from ucpl.layout.scope import Value
 from ucpl.records import frozen
 

@@ -36,8 +36,8 @@ from ucpl.extents import (
 from ucpl.extents.account import NotRead
 from ucpl.files.carrying import lifted, marks_among
 from ucpl.files.checkpoint import Checkpoint, Order
+from ucpl.files.header_watch import ahead
 from ucpl.files.pickles import loads, tensors_of, walk
-from ucpl.files.read_ahead import ahead
 from ucpl.files.repeated_values import hypers_of, unlike
 from ucpl.files.scalars import is_counted, number_of
 from ucpl.files.skipping import skips, skips_optimizer

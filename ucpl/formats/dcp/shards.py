@@ -17,8 +17,8 @@ from ucpl.errors import Label, fail
 from ucpl.extents import Extent, Key, NamedTensor, Setting, TrainState, can_train
 from ucpl.extents.account import NotRead
 from ucpl.files.checkpoint import Checkpoint
+from ucpl.files.header_watch import ahead
 from ucpl.files.model_texts import TEXTS, read_texts
-from ucpl.files.read_ahead import ahead
 from ucpl.files.safetensors_files import SafetensorsFile, read_safetensors_file
 from ucpl.files.texts import names_like
 from ucpl.files.values import Value

@@ -18,7 +18,7 @@ from attrs import evolve
 from ucpl.errors import Label, fail
 from ucpl.extents import FlatBuffer, Plain
 from ucpl.extents.account import NotRead
-from ucpl.extents.experts import Expert, Experts
+from ucpl.extents.parallel_facts import Expert, Experts
 from ucpl.files.torch_files import TorchFile
 from ucpl.files.values import Value
 from ucpl.formats.deepspeed.order import Shape

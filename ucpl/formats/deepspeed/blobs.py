@@ -12,8 +12,7 @@ from ucpl.files.pickles import attributes_of
 from ucpl.files.torch_files import TorchFile
 from ucpl.files.values import Value
 from ucpl.formats.deepspeed.gathered import Gathered
-from ucpl.formats.deepspeed.left_out import BLOB
-from ucpl.formats.deepspeed.module import RankModule
+from ucpl.formats.deepspeed.module import BLOB, RankModule
 from ucpl.formats.deepspeed.names import RUN_KEYS
 from ucpl.formats.deepspeed.topology import not_yet
 

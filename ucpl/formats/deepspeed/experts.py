@@ -21,7 +21,7 @@ from attrs import evolve, field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import NamedTensor, ParameterGroup, TensorRef
-from ucpl.extents.experts import Expert, Experts, expert_file
+from ucpl.extents.parallel_facts import Expert, Experts, expert_file
 from ucpl.files.torch_files import TorchFile
 from ucpl.files.values import Value
 from ucpl.formats.deepspeed import auto_ep

@@ -15,7 +15,6 @@ from ucpl.files.scalars import number_of
 from ucpl.files.values import Value
 from ucpl.formats.deepspeed import auto_ep
 from ucpl.formats.deepspeed.config import loss_scale_numbers, loss_scaler, scaling_of
-from ucpl.formats.deepspeed.muon import check_whole_tensors
 from ucpl.formats.deepspeed.names import state_in_file
 from ucpl.formats.deepspeed.order import PlacedRun
 from ucpl.formats.deepspeed.target import FORMAT_VERSION, FileBuilder, StepWriter, text_of
@@ -312,3 +311,48 @@ def _fragments(flat: FlatBuffer, low: int, high: int) -> OrderedDict[str, Pickle
                 Global("deepspeed.utils.tensor_fragment", "fragment_address"), new=True, state=state
             )
     return out
+
+
+# ---- Muon at ZeRO-1 and 2 --------------------------------------------------------------------------------------------
+
+
+STATE = "momentum_buffer"
+_TRIED, _SHOWN = 64, 6  # degrees that are looked at for the remedy, and named
+
+
+def check_whole_tensors(writer: StepWriter, file: FileBuilder, states: dict[int, dict[str, object]]) -> None:
+    """Check that no part ends within a tensor that Muon trains.
+
+    DeepSpeed would read its momentum differently. states: of each flat buffer. Raises: UcplError E471.
+    """
+    if _is_offloaded(writer.config):
+        return
+    for g, (flat, hyper) in enumerate(zip(writer.flats, writer.hypers, strict=True)):
+        if hyper.get("use_muon") is not True or STATE not in states.get(g, {}):
+            continue
+        cut = _cut_within(flat, writer.dp)
+        if cut is not None:
+            fits = [str(dp) for dp in range(1, _TRIED) if _cut_within(flat, dp) is None][:_SHOWN]
+            fail(
+                "E471",
+                f"dp = {writer.dp} cuts {cut}, which Muon trains: at ZeRO-1 and 2 DeepSpeed keeps its full momentum on each"
+                " rank that has a part of it",
+                Label(file.path, where=f"optimizer_state_dict/base_optimizer_state/state/{g}/{STATE}"),
+                remedy=f"Choose zero3, or a dp that cuts no tensor of group {flat.group}: {', '.join(fits)}.",
+            )
+
+
+def _cut_within(flat: FlatBuffer, dp: int) -> str | None:
+    """The first tensor that an end of a rank's part is within."""
+    part = PlacedRun(flat.starts, flat.numel).part(dp)
+    ends = {rank * part for rank in range(1, dp)}
+    bounds = [
+        *((start, start + prod(shape), name) for start, (name, shape) in zip(flat.starts, flat.members, strict=True))
+    ]
+    return next((name for low, high, name in bounds if any(low < end < high for end in ends)), None)
+
+
+def _is_offloaded(config: dict[object, object]) -> bool:
+    zero = config.get("zero_optimization")
+    device = zero.get("offload_optimizer") if isinstance(zero, dict) else None
+    return isinstance(device, dict) and device.get("device") == "cpu"

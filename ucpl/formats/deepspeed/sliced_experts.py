@@ -13,7 +13,7 @@ from attrs import evolve
 
 from ucpl.errors import Label, fail
 from ucpl.extents import NamedTensor, ParameterGroup
-from ucpl.extents.experts import Expert, Experts
+from ucpl.extents.parallel_facts import Expert, Experts
 from ucpl.files.torch_files import TorchFile
 from ucpl.files.values import Value
 from ucpl.formats.deepspeed import auto_ep

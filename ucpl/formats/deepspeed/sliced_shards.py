@@ -9,7 +9,7 @@ from math import prod
 
 from ucpl.errors import Label, fail
 from ucpl.extents import FlatBuffer, ParameterGroup
-from ucpl.extents.sub_groups import pack, slice_numel
+from ucpl.extents.parallel_facts import pack, slice_numel
 from ucpl.files.torch_files import TorchFile
 from ucpl.files.values import Value
 from ucpl.formats.deepspeed.flat_shards import Sharers, check_flat, check_partition_count, hyper_of

@@ -21,8 +21,8 @@ from ucpl.files.values import Empty, Value
 from ucpl.formats.deepspeed import auto_ep
 from ucpl.formats.deepspeed.classes import KNOWN_GLOBALS
 from ucpl.formats.deepspeed.config import blobs_of, regenerated
-from ucpl.formats.deepspeed.left_out import BLOB as LEFT_OUT
-from ucpl.formats.deepspeed.left_out import LeftOut
+from ucpl.formats.deepspeed.module import BLOB as LEFT_OUT
+from ucpl.formats.deepspeed.module import LeftOut
 from ucpl.formats.deepspeed.names import is_apart, is_of_expert, layer_number
 from ucpl.formats.run_steps import STEPS, steps_of
 from ucpl.records import mutable

@@ -14,7 +14,7 @@ from typing import NoReturn
 from ucpl.errors import Label, fail
 from ucpl.extents import PickledCall
 from ucpl.extents.pipeline import layer_file
-from ucpl.files.read_ahead import ahead
+from ucpl.files.header_watch import ahead
 from ucpl.files.torch_files import TorchFile
 from ucpl.files.values import Value
 from ucpl.formats.deepspeed import auto_ep

@@ -23,7 +23,7 @@ from ucpl.extents.account import NotRead
 from ucpl.extents.parallel_facts import CarriedByRank
 from ucpl.files.checkpoint import Checkpoint, Skeleton
 from ucpl.files.demands import Demands
-from ucpl.files.read_ahead import ahead
+from ucpl.files.header_watch import ahead
 from ucpl.files.scalars import is_step
 from ucpl.files.skipping import skips, skips_optimizer
 from ucpl.files.texts import names_like, read_name

@@ -34,7 +34,7 @@ from ucpl.extents import (
 )
 from ucpl.extents.account import NotRead
 from ucpl.files.checkpoint import Checkpoint, Skeleton
-from ucpl.files.header_watch import watched
+from ucpl.files.header_watch import ahead, watched
 from ucpl.files.model_texts import (
     TEXT_BYTES_MAX,
     TEXTS,
@@ -44,7 +44,6 @@ from ucpl.files.model_texts import (
     read_texts,
     version_of,
 )
-from ucpl.files.read_ahead import ahead
 from ucpl.files.texts import check_inside, is_inside, names_like, read_small
 from ucpl.files.unknown import unknown_keys
 from ucpl.formats.huggingface.demands import DEMANDS

@@ -27,7 +27,7 @@ from ucpl.inference.parallel import TARGET, Base, Extended, Note, origins, patte
 from ucpl.inference.stages import STAGES
 from ucpl.language import nodes, parse, print_file
 from ucpl.language.printer import print_axis
-from ucpl.language.quoting import quote
+from ucpl.language.words import quote
 
 if TYPE_CHECKING:
     from ucpl.files.checkpoint import Checkpoint

@@ -17,7 +17,7 @@ from ucpl.formats.megatron.legacy_arguments import arguments_in
 from ucpl.formats.megatron.legacy_names import is_of_chunks
 from ucpl.inference.parallel import TARGET, Base, Extended, extended
 from ucpl.language import nodes, parse
-from ucpl.language.quoting import quote
+from ucpl.language.words import quote
 from ucpl.layout import resolve
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from ucpl.formats.megatron.homes import Legacy, legacy_of
 from ucpl.inference.parallel import STORED, Base, Extended, Note, extended, origins, pattern
 from ucpl.language import nodes, parse
 from ucpl.language.printer import print_axis
-from ucpl.language.quoting import quote
+from ucpl.language.words import quote
 
 if TYPE_CHECKING:
     from ucpl.files.checkpoint import Checkpoint

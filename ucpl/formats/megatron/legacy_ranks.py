@@ -12,7 +12,7 @@ from itertools import product
 from attrs import field
 
 from ucpl.errors import Label, fail
-from ucpl.files.read_ahead import ahead
+from ucpl.files.header_watch import ahead
 from ucpl.files.torch_files import TorchFile, read_torch_file
 from ucpl.files.values import Value
 from ucpl.formats.megatron.folder import MODEL, OPTIM, RankFolder, Step, ranks_in

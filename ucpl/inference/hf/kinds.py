@@ -15,7 +15,7 @@ from ucpl.inference.hf.records import ModelFacts, Vector, identifier, moves
 from ucpl.inference.hf.sizes import SizeSolver
 from ucpl.inference.hf.varying import COUNTS
 from ucpl.language import nodes
-from ucpl.language.quoting import quote
+from ucpl.language.words import quote
 from ucpl.records import define, frozen
 from ucpl.texts import Json
 

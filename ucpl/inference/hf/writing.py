@@ -19,7 +19,7 @@ from ucpl.inference.hf.sizes import Axis, DimSize, SizeSolver, Stacked
 from ucpl.inference.hf.varying import numbers_of
 from ucpl.language import nodes, upgraded
 from ucpl.language.printer import print_item
-from ucpl.language.quoting import is_dotted
+from ucpl.language.words import is_dotted
 from ucpl.records import define, frozen
 from ucpl.texts import Json
 

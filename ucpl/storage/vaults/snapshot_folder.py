@@ -18,7 +18,7 @@ from attrs import evolve, field
 from ucpl.errors import Label, calling, fail
 from ucpl.records import define
 from ucpl.storage import cache_dirs
-from ucpl.storage.lifetimes import current_scope
+from ucpl.storage.cache_dirs import current_scope
 from ucpl.storage.reading import Range, remote_of, sparse_file_registry
 from ucpl.storage.vaults.committed import (
     DIGITS_MAX,
