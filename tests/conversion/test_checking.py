@@ -727,3 +727,11 @@ layout x(dp = 2) of m {
     )
     (found,) = check("x.ucpl", Given()).findings
     assert found.code == "E204" and "3 does not divide by dp = 2" in found.message
+
+
+def test_a_cut_with_a_remainder_in_a_line_without_a_key_is_refused(tmp_path: Path) -> None:
+    """A plan states the cuts of all lines."""
+    spec = tmp_path / "x.ucpl"
+    spec.write_text(SPEC.replace('w     = r@tp c  as "w"', "w     = r@tp c"))
+    assert [one.code for one in check(f"{spec}:x(tp = 4)", Given()).findings] == ["E204"]
+    assert check(f"{spec}:x(tp = 2)", Given()).findings == ()

@@ -98,6 +98,15 @@ model or layout for all of it, and at `ucpl 2` for the file. Several rules have 
 | rule | remark |
 |---|---|
 {rows}
+
+No rule finds these mistakes, since the text is as good as another one. `ucpl verify MINE --against GENUINE`, or `ucpl verify`
+of a folder whose class transformers has, finds the first two and the last one:
+
+- Two dims of one size that the model and all its layouts swap, of a tensor whose bias and siblings say nothing about it.
+- Two tensors of one size with each other's keys, if no word of a key is a word of a name (`w1`, `w3`).
+- A line without `at pp[0]`: it has copies on all stages. A tensor without `@tp` likewise.
+- A `value`, `fill` or `dtype` with a wrong number or type that fits.
+- A cut of heads (`(n d)@tp`) where each part is cut on its own, if the sizes divide alike.
 """
 
 

@@ -50,7 +50,7 @@ def layout(*lines: str) -> str:
         layout('file optim = torch "o{tp}.pt"; state * = like as "{name}"'),
         layout('file each = torch "{tp}/{name}.pt" key "param"; w = l h in each as "w"; b = h in each as "b"'),
         layout('file bare = torch "{tp}b.pt" key "b"; b = h in bare as ""'),
-        layout('file one = torch "{tp}l.pt" key "layer{l}"; w[l] = h in one as "w"'),
+        layout('file one = torch "{tp}l.pt" key "layer{l}"; w[l] = h same @tp in one as "w"'),
         layout('index l = l@tp; w[l[..2]] = h as "w{l}"; w[l[2..]] = h as "v{l}"'),
         layout(
             'index l = l@tp; group g[l] = w; w[l] = h as "w{l}"; state * of g = flat(each) as "s{l}"',

@@ -52,7 +52,9 @@ TOP
 """
 PLACES = {"model": "  MODEL", "layout": "  LAYOUT", "top": "TOP"}
 # Messages about the frame itself: its other tensors, and the names that it has for texts to use.
-UNSAID = re.compile(r"no entry speaks of them|no line is in `file (weights|optim)` \(line 2\d\)|`dim (d|g|n|e|tie) = ")
+UNSAID = re.compile(
+    r"no entry speaks of them|no line is in `file (weights|optim)` \(line 2\d\)|`dim (d|g|n|e|tie) = |has all of `l` of"
+)
 GENERAL = catalogue()["E001"].remedy
 
 

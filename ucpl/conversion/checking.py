@@ -75,6 +75,8 @@ from ucpl.lint.no_effect import (
 from ucpl.lint.plan_refusals import check_fill_types, check_nested_keys, check_plannable, odd_fills, odd_scales
 from ucpl.lint.rules import Remark, old_version, silenced
 from ucpl.lint.swappable_parts import swappable_parts, swappable_text
+from ucpl.lint.transposed import transposed
+from ucpl.lint.undealt import undealt_indices
 from ucpl.lint.unknown_kinds import unknown_kinds
 from ucpl.lint.unused_names import CONFIG_UNREAD, reads_config, unused
 from ucpl.lint.wrong_scope import lines_in_wrong_scope
@@ -91,6 +93,7 @@ _DRAWS = 8  # of sizes, until there are some that every axis divides
 _FAULTS = 3  # draws that must agree before a fault is the text's
 # Faults of these codes (elements stored twice, or nowhere) hold at any size; others can come from numbers that no config has.
 _OF_ANY_SIZE = "E3"
+_OF_NAMES = ("crossed-name", "swapped-dims", "undealt-index")  # rules of names and their order
 _WITHOUT_SIZES = ("E143", "E169")  # of digits and names of a dim without a size
 _REPEATED = ("E215", "E392", "E204", "E313")  # whose messages have the files or degrees of a layout
 _ALONE = "<nothing stored>"  # the name of no layout that a text has
@@ -682,8 +685,10 @@ class _Checker:
             return
         self.lint("no-effect", lines_without_effect(layout, one.layout.items, of_any=one.is_of_any))
         self.lint("crossed-name", crossed_names(layout))
+        self.lint("swapped-dims", transposed(layout))
         items = tuple(items_of(self.library, nodes.Call(one.layout.name)))
         self.lint("unequal-fills", unequal_fills(layout))
+        self.lint("undealt-index", () if one.is_of_any else undealt_indices(layout, items))
         self.lint("fill-type", odd_fills(layout))
         self.lint("scale-type", odd_scales(layout))
         self.lint("wrong-scope", lines_in_wrong_scope(layout, one.layout.items, items))
@@ -772,12 +777,12 @@ class _Drawing:
                     break
                 continue
             if not one.unchecked:
-                if self.error is None:  # without a config, remarks depend on numbers that no config has
-                    out.remarks = [
-                        text
-                        for text in one.remarks
-                        if text not in one.untried and (not out.suits or text in out.remarks)
-                    ]
+                out.remarks = [
+                    text
+                    for text in one.remarks
+                    if self.error is None or text.rule in _OF_NAMES  # others depend on numbers that no config has
+                    if text not in one.untried and (not out.suits or text in out.remarks)
+                ]
                 is_second = out.suits or self.error is not None
                 if unsuited < least:
                     out.suits, out.sizes, out.tried, out.held, least = True, drawn, one.tried, one.held, unsuited

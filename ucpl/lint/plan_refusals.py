@@ -17,6 +17,7 @@ from ucpl.layout.layout import Entry, Filling, Policy
 from ucpl.layout.scope import at
 from ucpl.placement import Part, Pieces, Placement
 from ucpl.placement.boxes import overlaps
+from ucpl.placement.sharding import shardings_of
 from ucpl.tables import numbered
 
 __all__ = ["check_fill_types", "check_nested_keys", "check_plannable", "odd_fills", "odd_scales"]
@@ -136,10 +137,11 @@ _JOINED = (Policy.MEAN, Policy.SUM, Policy.MAX)
 def check_plannable(placement: Placement) -> None:
     """Reject a layout that can be no side of any plan.
 
-    Raises: UcplError E304, E314.
+    Raises: UcplError E204, E304, E314.
 
     Only a layout whose boxes may have such a fault is drawn, as a graph to itself.
     """
+    shardings_of(placement.layout)  # also of lines without a key, which no rank stores
     if not _may_clash(placement):
         return
     from ucpl.graph import drawn  # most layouts need none
