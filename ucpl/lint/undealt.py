@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ucpl.language import nodes
-from ucpl.language.quoting import HOLE
 from ucpl.language.walk import walk
+from ucpl.language.words import HOLE
 from ucpl.layout import Layout
 
 __all__ = ["undealt_indices"]
