@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import prod
 
-from attrs import field
+from attrs import evolve, field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, FlatBuffer, ParameterGroup, TensorRef, key_text
@@ -106,6 +106,9 @@ class _Read:
             if not self.is_ours(g):
                 continue
             whole, lean = flat.part(self.sharers.degree), flat.lean(self.sharers.degree, rank)
+            master = masters[g].tensor()
+            if not self.is_plain_bf16 and master.shape == (flat.trimmed_last(self.sharers.degree, rank),):
+                masters[g] = evolve(masters[g], held=evolve(master, shape=(lean,)))  # padding follows
             check_flat(masters[g], whole if self.is_plain_bf16 else lean, self.module)
             self.gathered.keep(part, masters[g].key, masters[g].tensor())
             members = tuple(self.module.groups[g])

@@ -136,9 +136,12 @@ def _numel(group: Shapes) -> int:
 
 
 def _room(optims: tuple[TorchFile, ...], g: int) -> int:
-    """Elements of a group's buffer without its padding, which no file has."""
-    parts = (Value.of(optim).at(_STATE, "single_partition_of_fp32_groups").items()[g].tensor() for optim in optims)
-    return sum(prod(part.shape) for part in parts) * _count(optims, g) // len(optims)
+    """Elements of a group's buffer without its padding."""
+    stated = [Value.of(optim).at(_STATE).find("group_paddings") for optim in optims]
+    paddings = [held.items()[g].whole() if held is not None else 0 for held in stated]
+    first = Value.of(optims[0]).at(_STATE, "single_partition_of_fp32_groups").items()[g].tensor()
+    count = _count(optims, g)  # each of the parts is on as many ranks as another
+    return (prod(first.shape) + paddings[0]) * count - sum(paddings) * count // len(optims)
 
 
 def _count(optims: tuple[TorchFile, ...], g: int) -> int:

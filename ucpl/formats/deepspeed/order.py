@@ -58,6 +58,14 @@ class PlacedRun:
         part = self.part(dp)
         return max(0, min(part, self.numel - rank * part))
 
+    def trimmed_last(self, dp: int, rank: int) -> int:
+        """Elements of a rank's part in files from before DeepSpeed 0.16.4.
+
+        Only the last rank's part lacks padding, cut as Python cuts: the others' may be padding alone.
+        """
+        part = self.part(dp)
+        return part if rank < dp - 1 else len(range(part)[: self.numel - rank * part])
+
 
 def run(shapes: Sequence[Shape], alignment: int = 1) -> PlacedRun:
     """Place each tensor at the next multiple of `alignment`."""
