@@ -21,7 +21,7 @@ import torch.distributed.fsdp  # noqa: F401
 import ucpl.cli
 import ucpl.ranks.load_checks
 import ucpl.ranks.reshard
-import ucpl.vault.persist
+import ucpl.vault.persisted
 import ucpl.vault.server  # noqa: F401
 from tests.ports import free_port
 from ucpl.cli import main

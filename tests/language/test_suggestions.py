@@ -11,7 +11,7 @@ from ucpl.errors import UcplError
 from ucpl.extents.dtypes import DTYPES
 from ucpl.language import parse, parse_call
 from ucpl.language.foreign_words import table, words
-from ucpl.language.forms import forms
+from ucpl.language.reading import forms
 from ucpl.language.suggestions import SuggestionRow, rows
 from ucpl.language.words import ELEMENT_TYPES, LAYOUT_WORDS, MODEL_WORDS
 from ucpl.resources import VERSIONS

@@ -25,8 +25,7 @@ from tests.runtime.test_resume import tree
 from tests.vault.keys import authority, keys_of
 from ucpl.errors import UcplError, fail
 from ucpl.ranks import scattered_files
-from ucpl.ranks.file_server import FileServer, Peer, own_host
-from ucpl.ranks.scattered_files import one_folder
+from ucpl.ranks.scattered_files import FileServer, Peer, one_folder, own_host
 from ucpl.runtime.process_group import SLACK, near_sources
 from ucpl.storage import wire
 from ucpl.storage.authentication import TlsConnector, TlsListener, UnixConnector, UnixListener

@@ -25,7 +25,7 @@ from ucpl.storage import cache_dirs, reading, resolve_url, sparse_files
 from ucpl.storage.cache_dirs import current_scope, scoped, separate
 from ucpl.storage.vaults.snapshot_folder import SnapshotFile
 from ucpl.vault.inspect import find_damage
-from ucpl.vault.persist import persist
+from ucpl.vault.persisted import persist
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 WEIGHT = torch.arange(600.0).reshape(100, 6)

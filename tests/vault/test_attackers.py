@@ -32,7 +32,7 @@ from tests.vault.test_hosts import Cluster, cluster, listed
 from ucpl.api import resume
 from ucpl.cli import main
 from ucpl.errors import UcplError
-from ucpl.ranks.file_server import FileServer, Peer
+from ucpl.ranks.scattered_files import FileServer, Peer
 from ucpl.storage import wire
 from ucpl.storage.authentication import UnixConnector, UnixListener
 from ucpl.storage.keys import Keys

@@ -20,7 +20,7 @@ from tests.vault.states import Truth
 from ucpl.errors import UcplError
 from ucpl.storage.vaults.domains import LocalDomain, hold_lock
 from ucpl.vault import Vault
-from ucpl.vault.persist import persist
+from ucpl.vault.persisted import persist
 from ucpl.vault.server import Server
 
 

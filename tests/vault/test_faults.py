@@ -424,7 +424,7 @@ def test_what_changes_after_a_save_is_not_what_was_saved(tmp_path):
         tensor.add_(1.0)
         server.turn()
         server.turn()
-    from ucpl.vault.persist import persist
+    from ucpl.vault.persisted import persist
 
     persist(vault.home, tmp_path / "out")
     from torch.distributed.checkpoint.state_dict_loader import load
@@ -464,7 +464,7 @@ def test_a_tensor_that_changes_during_its_digest_withdraws_the_save(tmp_path, mo
 def persisted(vault: Vault, folder: Path) -> torch.Tensor:
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    from ucpl.vault.persist import persist
+    from ucpl.vault.persisted import persist
 
     persist(vault.home, folder)
     found = {"w": torch.empty(600_000)}

@@ -16,7 +16,7 @@ import torch
 from ucpl.errors import UcplError
 from ucpl.storage.vaults.domains import hold_lock, is_locked
 from ucpl.vault import Vault, framework_writer
-from ucpl.vault.stale_dirs import open_work_dir, remove_stale
+from ucpl.vault.path_conflicts import open_work_dir, remove_stale
 
 
 def forked(act: Callable[[], int | None]) -> int:

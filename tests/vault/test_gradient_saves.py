@@ -23,7 +23,7 @@ from tests.vault.trained import Net, Training, code_of, same, training
 from ucpl.errors import UcplError
 from ucpl.storage.vaults import adamw
 from ucpl.vault import gradient_saves
-from ucpl.vault.persist import persist
+from ucpl.vault.persisted import persist
 from ucpl.vault.restore import restore_newest
 
 

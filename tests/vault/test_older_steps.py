@@ -18,8 +18,7 @@ import ucpl
 from tests.vault.states import Truth, call, memory
 from ucpl.cli import main
 from ucpl.storage.vaults.committed import get_commits
-from ucpl.vault.persist import persist
-from ucpl.vault.persisted import Persisted, is_of, ranks_json_text
+from ucpl.vault.persisted import Persisted, is_of, persist, ranks_json_text
 from ucpl.vault.restore import read_state, restore_newest, write_ranks_json
 
 

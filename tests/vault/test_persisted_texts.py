@@ -14,8 +14,7 @@ import pytest
 
 from tests.vault.states import Truth, call, memory
 from ucpl.cli import main
-from ucpl.vault.persist import persist
-from ucpl.vault.persisted import SAVED, STATE, found_in, read_ranks_json
+from ucpl.vault.persisted import SAVED, STATE, found_in, persist, read_ranks_json
 
 
 @pytest.fixture(scope="module")

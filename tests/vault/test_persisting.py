@@ -12,7 +12,7 @@ from tests.runtime.recorder import Crash, Recorder, Survivor, crash_states, reor
 from tests.runtime.test_crashes import content, the_disk  # noqa: F401
 from tests.vault.states import Truth, memory
 from ucpl.runtime.disk import Disk, use_disk
-from ucpl.vault.persist import persist
+from ucpl.vault.persisted import persist
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ from ucpl.storage.vaults.snapshot_folder import open_generation
 from ucpl.tables.operations import Extract, Read, Recompute, Reconstruct
 from ucpl.vault import Vault
 from ucpl.vault.inspect import find_damage, inspect_vault, scrub
-from ucpl.vault.persist import persist
+from ucpl.vault.persisted import persist
 from ucpl.vault.planning import plan_vault
 from ucpl.vault.server import Server
 

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 import ucpl
 from tests.vault.test_shares import RANKS, demand_each_as_torch_saved_it, run_ranks
 from ucpl.vault import Vault
-from ucpl.vault.persist import persist
+from ucpl.vault.persisted import persist
 from ucpl.vault.server import Server
 
 SAVES, REPLAYS = 5, 2

@@ -18,7 +18,7 @@ from tests.vault.states import Truth, call, memory
 from ucpl.cli import main
 from ucpl.storage.vaults.committed import get_commits, read_job
 from ucpl.storage.vaults.domains import LocalDomain
-from ucpl.vault.persist import persist
+from ucpl.vault.persisted import persist
 from ucpl.vault.restore import restore_newest
 
 

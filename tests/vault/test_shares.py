@@ -26,7 +26,7 @@ from ucpl.conversion.opening import open_checkpoint
 from ucpl.storage.resolve_url import resolve_source
 from ucpl.storage.vaults.memory import ChunkedFile
 from ucpl.vault import Vault
-from ucpl.vault.persist import persist
+from ucpl.vault.persisted import persist
 from ucpl.vault.server import Server
 
 RANKS = 2

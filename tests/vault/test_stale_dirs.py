@@ -16,8 +16,8 @@ from tests.vault.states import Truth
 from ucpl import UcplError, verify
 from ucpl.cli import main
 from ucpl.vault import Vault
+from ucpl.vault.path_conflicts import DRILLS, WORKS, open_work_dir, remove_stale, work_dir
 from ucpl.vault.restore import restore_newest
-from ucpl.vault.stale_dirs import DRILLS, WORKS, open_work_dir, remove_stale, work_dir
 
 
 def test_work_that_was_left_is_removed_and_that_of_the_living_is_not(tmp_path, monkeypatch):

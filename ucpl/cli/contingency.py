@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ucpl.cli.console import table_lines
-from ucpl.cli.costs import add_bandwidths, bandwidths_of
 from ucpl.cli.options import add_json, add_model, add_sizes, given_of, memory_of, write_text
+from ucpl.cli.report import add_bandwidths, bandwidths_of
 from ucpl.errors import Exit, Label, fail
 from ucpl.pictures.look import binary_text
 
@@ -143,7 +143,7 @@ def cells(loss: Loss, unit: str, choice: Choice, name: str) -> tuple[str, ...]:
 
 
 def told(loss: Loss, choices: list[tuple[Choice, str]], known: Bandwidths | None) -> dict[str, object]:
-    from ucpl.cli.costs import cost_object
+    from ucpl.cli.report import cost_object
 
     def one(choice: Choice, name: str) -> dict[str, object]:
         cost = cost_object(choice.cost, known)

@@ -200,7 +200,7 @@ def _estimate(plan: Plan) -> list[str]:
 
     `ucpl calibrate` measures them.
     """
-    from ucpl.cli.costs import bandwidths_of, cost_lines
+    from ucpl.cli.report import bandwidths_of, cost_lines
     from ucpl.planning.cost import cost_of
 
     cost, known = cost_of(plan), bandwidths_of(None)

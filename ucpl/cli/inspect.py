@@ -42,7 +42,7 @@ def run(options: Namespace, console: Console) -> int:
     checkpoint = open_for_inspection(lambda given: open_checkpoint(options.checkpoint, described, given))
     found = facts(checkpoint)
     if options.html is not None:
-        from ucpl.pictures.html_checkpoint import checkpoint_html
+        from ucpl.pictures.page import checkpoint_html
 
         write_text(Path(options.html), checkpoint_html(checkpoint, found))
     console.say(*lines(found, tensors=options.tensors))

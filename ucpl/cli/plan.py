@@ -12,9 +12,8 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from ucpl.cli.costs import add_bandwidths, bandwidths_of, cost_lines, cost_object
 from ucpl.cli.options import add_changes, add_json, add_model, add_sizes, given_of, write_text
-from ucpl.cli.report import container_lines, plan_object
+from ucpl.cli.report import add_bandwidths, bandwidths_of, container_lines, cost_lines, cost_object, plan_object
 from ucpl.errors import Exit, Label, fail
 
 if TYPE_CHECKING:

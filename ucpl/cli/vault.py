@@ -257,7 +257,7 @@ def _warn_of_others(home: Path, console: Console) -> None:
 
 def _persist(home: Path, options: Namespace, console: Console) -> int:
     from ucpl.storage.vaults.committed import get_unreadable_newer
-    from ucpl.vault.persist import persist
+    from ucpl.vault.persisted import persist
 
     _warn_of_others(home, console)
     passed = get_unreadable_newer(home) if not options.generation else {}
@@ -298,7 +298,7 @@ def run_drill(options: Namespace, domains: int | list[list[int]] | None, console
     Raises: UcplError E690, E693, and the errors of planning.
     """
     from ucpl.vault.drill import drill
-    from ucpl.vault.stale_dirs import DRILLS, open_work_dir, remove_stale
+    from ucpl.vault.path_conflicts import DRILLS, open_work_dir, remove_stale
 
     lose = whole_number("--lose", options.lose, LOSE_MAX) if options.lose else 2
     where = MEMORY if os.access(MEMORY, os.W_OK) else None

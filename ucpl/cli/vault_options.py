@@ -7,8 +7,8 @@ import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 
-from ucpl.cli.costs import add_bandwidths
 from ucpl.cli.options import add_data_plane, add_json, add_model, add_sizes, whole_number
+from ucpl.cli.report import add_bandwidths
 from ucpl.cli.wrapping import Formatter
 from ucpl.errors import Label, fail
 

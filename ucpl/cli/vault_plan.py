@@ -6,8 +6,8 @@ from argparse import Namespace
 from typing import TYPE_CHECKING
 
 from ucpl.cli.console import bytes_text
-from ucpl.cli.costs import bandwidths_of
 from ucpl.cli.options import given_of, memory_of, whole_number
+from ucpl.cli.report import bandwidths_of
 from ucpl.errors import Exit, Label, fail
 
 if TYPE_CHECKING:

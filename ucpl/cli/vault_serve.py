@@ -33,8 +33,8 @@ def run_serve(home: Path, options: Namespace, console: Console) -> int:
     from ucpl.storage.vaults.committed import get_commits
     from ucpl.storage.vaults.hosts import addresses_of
     from ucpl.vault.create import Vault, check_domain, requested_job
+    from ucpl.vault.path_conflicts import WORKS, remove_stale
     from ucpl.vault.server import Server
-    from ucpl.vault.stale_dirs import WORKS, remove_stale
 
     text = options.domain or ""
     if not (text.isascii() and text.isdigit() and len(text) < len(str(NUMBER_MAX))):
@@ -138,7 +138,7 @@ def _is_kept(into: Path, one: Commit, job: Job) -> bool:
 
 def _kept(home: Path, target: Path, generation: int, console: Console) -> None:
     """Print a failed write; it ends no server."""
-    from ucpl.vault.persist import persist
+    from ucpl.vault.persisted import persist
 
     try:
         persist(home, target, generation)

@@ -111,7 +111,7 @@ def _look_again(target: Path, plan: Plan, known: Checkpoint) -> None:
     from ucpl.formats.named_files import open_files
     from ucpl.formats.opening import open_checkpoint
     from ucpl.runtime.rows import fit
-    from ucpl.verification.group_values import unlike_hypers
+    from ucpl.verification.values import unlike_hypers
 
     written = [t for t in plan.targets if t.numel]
     described = format_named(plan.target.framework).is_of_a_spec  # only a layout describes its files

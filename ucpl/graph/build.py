@@ -17,11 +17,10 @@ from attrs import evolve, field
 from ucpl.errors import Label, fail
 from ucpl.extents import Key
 from ucpl.graph.copies import Chosen, choose
-from ucpl.graph.coverage import covered, supplied
+from ucpl.graph.coverage import check_drops, check_models, covered, supplied
 from ucpl.graph.graph import Drawn, Graph, Joint, Lanes, SourceBoxes, TargetBoxes
 from ucpl.graph.live import with_live_rows
 from ucpl.graph.missing_elements import Box, Filler, MissingBoxes, reject_absent
-from ucpl.graph.models import check_drops, check_models
 from ucpl.graph.passes import alike_lines_of, optimise
 from ucpl.graph.rows import StoredBoxes, rows_of
 from ucpl.graph.scales import blockwise, reject_quantising

@@ -3,7 +3,6 @@
 `resolve` is the verb of this room.
 """
 
-from ucpl.layout.domains import domains_of
 from ucpl.layout.expand import close, expand
 from ucpl.layout.layout import (
     BlobRule,
@@ -17,6 +16,7 @@ from ucpl.layout.layout import (
     Mesh,
     States,
     Storing,
+    domains_of,
 )
 from ucpl.layout.library import Library, load
 from ucpl.layout.resolve import resolve

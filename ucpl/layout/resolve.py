@@ -15,10 +15,9 @@ from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.language import nodes, print_expr
 from ucpl.language.walk import walk
 from ucpl.layout import axes as ax
-from ucpl.layout.domains import domain_rules
 from ucpl.layout.entries import entries_of
 from ucpl.layout.fills import fillings_of
-from ucpl.layout.layout import Entry, GlobMatch, Layout, Mesh, States
+from ucpl.layout.layout import Entry, GlobMatch, Layout, Mesh, States, domain_rules
 from ucpl.layout.library import Library
 from ucpl.layout.misplaced_statements import check_acting, check_founded, check_known, check_places
 from ucpl.layout.models import UnknownTensor, aliases_of, check_sizes, for_alias, groups_of, states_of, tensors_of

@@ -26,11 +26,10 @@ from ucpl.layout.layout import (
     States,
     Storing,
 )
-from ucpl.layout.live import reject_live
 from ucpl.layout.models import ModelGroups, trained_groups, unknown_tensor
 from ucpl.layout.name_remedies import for_axis, for_place, nearest
 from ucpl.layout.naming import Naming, naming_of
-from ucpl.layout.patterns import axes_closed, check_flat, check_indices, check_no_flat, dims_in
+from ucpl.layout.patterns import axes_closed, check_flat, check_indices, check_no_flat, dims_in, reject_live
 from ucpl.layout.remedies import UnknownAxis, for_rest
 from ucpl.layout.scope import Scope, Value, at
 from ucpl.layout.templates import PLACE_WORDS, Template, closed

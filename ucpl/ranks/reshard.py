@@ -6,26 +6,29 @@ in any copy, is not sent, and each element that a rank lacks is sent to it once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack, cast
 
 import torch
 import torch.distributed as dist
+import xxhash
+from attrs import evolve, field
 
 from ucpl.conversion.keywords import given_from
 from ucpl.conversion.planning import Asked, closed_text
 from ucpl.conversion.requests import model_named
 from ucpl.conversion.share import shares_of
 from ucpl.errors import Label, fail
-from ucpl.extents import Key, key_text
+from ucpl.extents import DTYPES, Key, key_text
 from ucpl.live.agreement import JobRanks
 from ucpl.live.tensors import Goal, flat_of, memory_of, overlap, part_of, tensor_of, unreadable, unwritable
-from ucpl.ranks.exchange import Exchange, dtype_of, global_rank
-from ucpl.ranks.rank_graph import Message, RankGraph, parse_request, rank_graph, request
-from ucpl.ranks.remote_boxes import Name, Piece, pieces_of
-from ucpl.ranks.replicas import Digests, compare_copies, copies_of
+from ucpl.planning import Plan, Runs
+from ucpl.ranks.exchange import Exchange, Tensors, dtype_of, global_rank, seen
+from ucpl.ranks.rank_graph import Message, MessagePart, RankGraph, parse_request, rank_graph, request
+from ucpl.ranks.remote_boxes import Held, Name, Piece, RemoteBox, Transfer, box_of, pieces_of
+from ucpl.records import define
 from ucpl.tables.operations import Fill, net_text
 
 if TYPE_CHECKING:
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
     from ucpl.planning import Plan
     from ucpl.texts import Json
 
-__all__ = ["Resharded", "ToReshard", "reshard"]
+__all__ = ["Resharded", "ToReshard", "reshard", "DIGEST", "Digests", "copies_of", "compare_copies"]
 
 MEMORY = 256 << 20
 
@@ -369,3 +372,92 @@ def _demand_known(beside: ToReshard) -> None:
     memory: object = beside.get("memory", MEMORY)
     if type(memory) is not int or memory < 1:
         fail("E173", f"memory = {memory!r}: a number of bytes is needed, from 1 on", Label("reshard", where="memory"))
+
+
+# ---- copies of one value ---------------------------------------------------------------------------------------------
+
+
+DIGEST = 16  # bytes
+REMEDY = (
+    "find out which copy is right and broadcast it first; if copies may differ, give each rank a file (its axis in the name)"
+    " and write `any @AXIS` on the line"
+)
+
+
+def copies_of(plan: Plan, held: Held, pieces: Sequence[Piece]) -> list[Piece]:
+    """Copies of a rank's share that `pieces` do not read, as pieces.
+
+    `source` has the dtype of the target.
+    """
+    read = {(piece.peer, piece.source, piece.target) for piece in pieces}
+    found = []
+    for runs in plan.moves:
+        if runs.kind not in ("copy", "check") or runs.source_value != runs.target_value or runs.half:
+            continue
+        for row in _rows(runs, plan, held):
+            way = Transfer(plan.targets[int(runs.target[row])].label, runs.state, runs.state)
+            source, target = box_of(plan, runs, row, "source"), box_of(plan, runs, row, "target")
+            for peer in held.get(source.name, ()):
+                if (peer, source, target) not in read:
+                    found.append(Piece(peer, evolve(source, dtype=target.dtype), target, way))
+    return found
+
+
+def _rows(runs: Runs, plan: Plan, held: Held) -> Iterator[int]:
+    """Rows with elements, of stored tensors that may have another copy."""
+    several = [runs.kind == "check" or len(held.get((t.file, t.key), ())) > 1 for t in plan.sources]
+    return (row for row in range(len(runs)) if several[int(runs.source[row])] and runs.shape[row].all())
+
+
+@define(eq=False)
+class Digests:
+    """Digests of boxes of some tensors, each made once.
+
+    `most`: bytes that are copied at a time.
+    """
+
+    tensors: Tensors
+    most: int
+    _known: dict[RemoteBox, bytes] = field(factory=dict)
+
+    def of(self, box: RemoteBox) -> bytes:
+        """The digest of a box's elements in row-major order, after a cast."""
+        if box not in self._known:
+            found = xxhash.xxh3_128()
+            room = max(1, self.most // DTYPES[box.dtype].itemsize)
+            for part in MessagePart(Message(0, box.dtype, box.elements), 0, box).split(room):
+                values = seen(self.tensors[box.name], part.box)
+                found.update(memory_of(values.to(dtype_of(box.dtype))))
+            self._known[box] = found.digest()
+        return self._known[box]
+
+
+def compare_copies(
+    copies: Sequence[Piece], told: Mapping[int, bytes], pieces: Sequence[Piece], targets: Digests
+) -> None:
+    """Compare the copies with this rank's elements.
+
+    `told`: the digests of each rank, in the order of `copies`. Raises: UcplError E613 if a copy differs.
+    """
+    at: dict[int, int] = {}
+    other = []
+    for copy in copies:
+        begin = at.get(copy.peer, 0)
+        at[copy.peer] = begin + DIGEST
+        if told[copy.peer][begin : begin + DIGEST] != targets.of(copy.target):
+            other.append(copy)
+    if not other:
+        return
+    one = other[0]
+    taken = next((p for p in pieces if p.target.name == one.target.name and p.target.end > one.target.offset), None)
+    more = f", and {len(other) - 1:,} more" if len(other) > 1 else ""
+    label = Label(_where(one.source.name, one.peer), where=key_text(one.source.name[1]))
+    labels = (
+        [label] if taken is None else [label, Label(_where(taken.source.name, taken.peer), "the copy that was taken")]
+    )
+    what = f"{one.way.state} of {one.way.label} has other values on rank {one.peer} than the copy that was taken{more}"
+    fail("E613", what, *labels, remedy=REMEDY)
+
+
+def _where(name: Name, rank: int) -> str:
+    return f"{name[0]} of rank {rank}"

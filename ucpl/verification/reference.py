@@ -32,10 +32,10 @@ from ucpl.tables import I64, Bools
 from ucpl.verification.diagnosis import Diagnosis, StoredTensors
 from ucpl.verification.elements import counted as counted_places
 from ucpl.verification.elements import element_in
-from ucpl.verification.group_values import unlike_hypers, unlike_numbers
 from ucpl.verification.masters import dtype_of
 from ucpl.verification.tiles import TensorBoxes, tiles_of
 from ucpl.verification.train_states import counted_names
+from ucpl.verification.values import unlike_hypers, unlike_numbers
 
 __all__ = ["ReferenceComparison", "compare_with_reference"]
 

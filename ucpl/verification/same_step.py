@@ -123,7 +123,7 @@ def _refuse(unequal: Unequal, checkpoint: Checkpoint, element: Callable[[Unequal
         Label(unequal.file, unequal.value, where=f"{unequal.key}{list(unequal.element)}"),
         Label(unequal.source_file, unequal.wanted, where=f"{unequal.source_key}{list(unequal.source_element)}"),
     )
-    from ucpl.verification.known_bugs import shifted_masters_report
+    from ucpl.verification.masters import shifted_masters_report
 
     notes, remedy = shifted_masters_report(unequal, checkpoint)
     raise UcplError(Diagnostic("E615", text, labels, notes, remedy or catalogue()["E615"].remedy))

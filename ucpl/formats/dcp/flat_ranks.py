@@ -28,12 +28,11 @@ from ucpl.files.carrying import lifted, marks_among
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.header_watch import ahead
 from ucpl.files.pickles import tensors_of
-from ucpl.files.repeated_values import hypers_of, unlike
 from ucpl.files.scalars import is_counted
 from ucpl.files.skipping import skips, skips_optimizer
 from ucpl.files.texts import names_like
 from ucpl.files.torch_files import TorchFile, check_same_bytes, read_torch_file
-from ucpl.files.unknown import unknown_keys
+from ucpl.files.unknown import hypers_of, unknown_keys, unlike
 from ucpl.files.values import Value
 from ucpl.files.wrappers import bare
 from ucpl.formats.as_written import read_rank

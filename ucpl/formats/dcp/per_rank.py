@@ -38,12 +38,11 @@ from ucpl.files.carrying import lifted, marks_among
 from ucpl.files.checkpoint import Checkpoint, Order
 from ucpl.files.header_watch import ahead
 from ucpl.files.pickles import loads, tensors_of, walk
-from ucpl.files.repeated_values import hypers_of, unlike
 from ucpl.files.scalars import is_counted, number_of
 from ucpl.files.skipping import skips, skips_optimizer
 from ucpl.files.texts import names_like, read_small
 from ucpl.files.torch_files import TorchFile, check_same_bytes, crc_of, read_torch_file
-from ucpl.files.unknown import unknown_keys
+from ucpl.files.unknown import hypers_of, unknown_keys, unlike
 from ucpl.files.values import Value
 from ucpl.formats.as_written import read_rank
 from ucpl.formats.dcp.cells import on_one_grid, placed

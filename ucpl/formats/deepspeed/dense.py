@@ -19,12 +19,11 @@ from ucpl.files.torch_files import TorchFile
 from ucpl.files.values import Value
 from ucpl.formats.deepspeed import auto_ep
 from ucpl.formats.deepspeed.across_tp import cuts_over_tp, local_shapes, same_tensors
-from ucpl.formats.deepspeed.as_written import read_shard
 from ucpl.formats.deepspeed.blobs import keep_left_out, keep_module_facts, keep_run, keep_scaling, keep_whole_scaling
 from ucpl.formats.deepspeed.flat_shards import Sharers, read_flat_shards
 from ucpl.formats.deepspeed.gathered import Gathered, StepFacts, callers_of
 from ucpl.formats.deepspeed.module import RankModule, groups_of, keep_module, module_of, named_tensors
-from ucpl.formats.deepspeed.names import EXPERTS_OPTIMIZERS
+from ucpl.formats.deepspeed.names import EXPERTS_OPTIMIZERS, read_shard
 from ucpl.formats.deepspeed.order import Shape
 from ucpl.formats.deepspeed.settings import set_alignment
 from ucpl.formats.deepspeed.topology import ModelRankFiles, Topology
@@ -225,7 +224,7 @@ def _read_optimizer(gathered: Gathered, module: RankModule, shard: ModelRankFile
 
         read_whole_states(gathered, module, rank)
     elif gathered.number("stage") == 3:
-        from ucpl.formats.deepspeed.sliced_shards import read_sliced_shards
+        from ucpl.formats.deepspeed.flat_shards import read_sliced_shards
 
         read_sliced_shards(gathered, module, Sharers(shard.optims, rank.coordinates))
     else:

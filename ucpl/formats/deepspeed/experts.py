@@ -25,11 +25,10 @@ from ucpl.extents.parallel_facts import Expert, Experts, expert_file
 from ucpl.files.torch_files import TorchFile
 from ucpl.files.values import Value
 from ucpl.formats.deepspeed import auto_ep
-from ucpl.formats.deepspeed.as_written import read_shard
 from ucpl.formats.deepspeed.flat_shards import Sharers, read_flat_shards
 from ucpl.formats.deepspeed.gathered import Gathered
 from ucpl.formats.deepspeed.module import Groups, RankModule, groups_of
-from ucpl.formats.deepspeed.names import StepFiles, expert_place
+from ucpl.formats.deepspeed.names import StepFiles, expert_place, read_shard
 from ucpl.formats.deepspeed.order import Shape
 from ucpl.formats.deepspeed.settings import is_data_first
 from ucpl.formats.deepspeed.topology import ModelRankFiles, Topology, not_yet

@@ -29,11 +29,10 @@ from ucpl.extents.pipeline import Pipeline
 from ucpl.files.carrying import lifted, marks_of
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.pickles import tensors_of
-from ucpl.files.repeated_values import Mark, hypers_of, unlike
 from ucpl.files.scalars import is_counted, is_step
 from ucpl.files.skipping import skips
 from ucpl.files.torch_files import TorchFile
-from ucpl.files.unknown import unknown_in, unknown_keys
+from ucpl.files.unknown import Mark, hypers_of, unknown_in, unknown_keys, unlike
 from ucpl.files.values import Value, kind_text
 from ucpl.formats.deepspeed.auto_ep import unknown_of
 from ucpl.formats.deepspeed.names import OWNED, RUN_KEYS, is_apart, is_of_expert, layer_place, place_in_run, state_named

@@ -25,8 +25,7 @@ from ucpl.extents import Extent, Size, TensorRef
 from ucpl.files.pickles import tensors_of
 from ucpl.files.torch_files import TorchFile, crc_of
 from ucpl.files.values import Value
-from ucpl.formats.deepspeed.as_written import read_shard
-from ucpl.formats.deepspeed.names import StepFiles, expert_place
+from ucpl.formats.deepspeed.names import StepFiles, expert_place, read_shard
 from ucpl.formats.deepspeed.order import deal
 from ucpl.formats.matching import Shape, Slots, Unclear, match
 from ucpl.records import frozen

@@ -22,13 +22,12 @@ from ucpl.files.pickles import attributes_of
 from ucpl.files.torch_files import TorchFile
 from ucpl.files.values import Value
 from ucpl.formats.deepspeed.across_tp import cuts_over_tp, local_shapes, same_tensors
-from ucpl.formats.deepspeed.as_written import read_shard
 from ucpl.formats.deepspeed.blobs import keep_run, keep_scaling, keep_whole_scaling
 from ucpl.formats.deepspeed.copies import trusted
 from ucpl.formats.deepspeed.flat_shards import Sharers, read_flat_shards
 from ucpl.formats.deepspeed.gathered import Gathered, StepFacts, callers_of
 from ucpl.formats.deepspeed.module import RankModule
-from ucpl.formats.deepspeed.names import StepFiles, layer_place
+from ucpl.formats.deepspeed.names import StepFiles, layer_place, read_shard
 from ucpl.formats.deepspeed.order import Shape
 from ucpl.formats.deepspeed.settings import set_alignment
 from ucpl.formats.deepspeed.stages import LayerTensors, StageFacts, canonical, pipeline_of, refs_of

@@ -19,12 +19,11 @@ from ucpl.files.values import Value
 from ucpl.formats.deepspeed import auto_ep
 from ucpl.formats.deepspeed.blobs import keep_left_out, keep_module_facts, keep_run, keep_scaling
 from ucpl.formats.deepspeed.experts import members_of
-from ucpl.formats.deepspeed.flat_shards import Sharers
+from ucpl.formats.deepspeed.flat_shards import Sharers, read_sliced_shards
 from ucpl.formats.deepspeed.gathered import Gathered, StepFacts, callers_of
 from ucpl.formats.deepspeed.module import Groups, RankModule, groups_of, keep_module, module_of, named_tensors
 from ucpl.formats.deepspeed.order import Shape
 from ucpl.formats.deepspeed.settings import is_data_first, set_alignment
-from ucpl.formats.deepspeed.sliced_shards import read_sliced_shards
 from ucpl.formats.deepspeed.topology import Topology, not_yet
 
 

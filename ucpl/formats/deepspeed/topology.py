@@ -18,8 +18,7 @@ from ucpl.files.header_watch import ahead
 from ucpl.files.torch_files import TorchFile
 from ucpl.files.values import Value
 from ucpl.formats.deepspeed import auto_ep
-from ucpl.formats.deepspeed.as_written import read_shard
-from ucpl.formats.deepspeed.names import StepFiles, layer_place, model_file
+from ucpl.formats.deepspeed.names import StepFiles, layer_place, model_file, read_shard
 from ucpl.formats.deepspeed.older_experts import lacks_shapes, restated
 from ucpl.records import frozen
 

@@ -11,6 +11,7 @@ gives every parameter group the hyper-parameters of the first.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -18,7 +19,7 @@ from pathlib import Path
 from attrs import field
 
 from ucpl.errors import Label, fail
-from ucpl.extents import NamedTensor, ParameterGroup, StoredTensor, Structure, TensorRef
+from ucpl.extents import NamedTensor, ParameterGroup, Sharding, StoredTensor, Structure, TensorRef
 from ucpl.extents.account import NotRead
 from ucpl.extents.parallel_facts import CarriedByRank
 from ucpl.files.checkpoint import Checkpoint, Skeleton
@@ -31,8 +32,8 @@ from ucpl.files.torch_files import TorchFile, read_torch_file
 from ucpl.files.unknown import SHARED, unknown_keys, unknown_of_torch
 from ucpl.files.values import Value
 from ucpl.formats.deepspeed import auto_ep
+from ucpl.formats.deepspeed.across_tp import Shapes, cuts_over_tp
 from ucpl.formats.deepspeed.affine import INFO
-from ucpl.formats.deepspeed.as_written import read_atom, read_shard
 from ucpl.formats.deepspeed.blobs import (
     SCALING,
     keep_extra,
@@ -44,8 +45,16 @@ from ucpl.formats.deepspeed.blobs import (
 from ucpl.formats.deepspeed.cuts import vocabulary_of
 from ucpl.formats.deepspeed.flat_shards import hyper_of
 from ucpl.formats.deepspeed.gathered import Gathered, StepFacts, StepPlace, callers_of
-from ucpl.formats.deepspeed.module import RankModule
-from ucpl.formats.deepspeed.names import ATOMS, GLOBAL_STATE, LATEST_UNIVERSAL, StepFiles, list_files
+from ucpl.formats.deepspeed.module import RankModule, groups_of, module_of
+from ucpl.formats.deepspeed.names import (
+    ATOMS,
+    GLOBAL_STATE,
+    LATEST_UNIVERSAL,
+    StepFiles,
+    list_files,
+    read_atom,
+    read_shard,
+)
 from ucpl.formats.deepspeed.order import Shape, undeal
 from ucpl.formats.deepspeed.topology import not_yet
 from ucpl.records import frozen
@@ -135,7 +144,6 @@ class _Universal:
         stage = 3 if any(dp is not None for dp, _ in listing.models) else 1
         if auto_ep.layers_of(metas[0]) is not None:
             not_yet(metas[0].path, "its experts are AutoEP's, in a universal folder")
-        from ucpl.formats.deepspeed.universal_module import whole_module
 
         module = whole_module(metas, stage)
         ranks = 1 + max(mp for _, mp in listing.models)
@@ -189,7 +197,6 @@ class _Universal:
             gathered.remark(
                 "the source was model-parallel: its cut weights in `module` are not read, the masters are complete"
             )
-        from ucpl.formats.deepspeed.universal_module import cuts, lost_buffers
 
         if lost := lost_buffers(self.metas):
             gathered.remark(f"buffers of a pipeline's layers have no file here: {shown(lost)}")
@@ -455,3 +462,65 @@ def shown(names: list[str]) -> str:
 
 
 __all__ = ["Universal"]
+
+
+# ---- the model in its model states -----------------------------------------------------------------------------------
+
+
+def whole_module(metas: tuple[TorchFile, ...], stage: int) -> RankModule:
+    """The module of all stages.
+
+    metas: the files of model states, by model-parallel rank.
+    """
+    first = metas[0]
+    meta = Value.of(first)
+    if meta.find("module") is not None:
+        return module_of(first, groups_of(first), 3 if stage == 3 else _stage_of(meta), meta.find("shared_params"))
+    groups: list[dict[str, Shape]] = []
+    for part in _one_of_each_stage(metas):
+        for g, mine in enumerate(groups_of(part)):
+            if g == len(groups):
+                groups.append({})
+            groups[g] |= {name: shape for name, shape in mine.items() if name not in groups[g]}
+    return RankModule(first, tuple(groups), shapes={name: shape for mine in groups for name, shape in mine.items()})
+
+
+def _stage_of(meta: Value) -> int:
+    """1 or 2.
+
+    Only stage 2 has a field of excluded frozen parameters.
+    """
+    config = meta.find("ds_config")
+    zero = config.find("zero_optimization") if config is not None else None
+    stated = zero.find("stage") if zero is not None else None
+    return 2 if stated is not None and stated.held == 2 else 1
+
+
+def _one_of_each_stage(metas: tuple[TorchFile, ...]) -> tuple[TorchFile, ...]:
+    """The first tensor-parallel rank of each stage.
+
+    The last coordinate of a rank's number is that of tp.
+    """
+    dims = Value.of(metas[0]).find("checkpoint_parallel_dimensions")
+    tp = dims.find("tp_degree") if dims is not None else None
+    return metas[:: tp.whole(1) if tp is not None else 1]
+
+
+def lost_buffers(metas: tuple[TorchFile, ...]) -> list[str]:
+    """Buffers of a pipeline's layers, whose files are not there."""
+    out: dict[str, None] = {}
+    for part in metas:
+        value = Value.of(part)
+        stated = value.find("buffer_names")
+        if stated is not None and value.find("module") is None:
+            out |= dict.fromkeys(stated.texts())
+    return [*out]
+
+
+def cuts(gathered: Gathered, module: RankModule, shapes: Mapping[str, Shape]) -> dict[str, Sharding]:
+    """The cuts of its tensors, from lists of patterns.
+
+    shapes: of complete tensors.
+    """
+    named: Shapes = {name: (shape,) for name, shape in shapes.items() if shape}
+    return cuts_over_tp(gathered, module.file, module, named)

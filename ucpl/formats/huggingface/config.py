@@ -13,7 +13,7 @@ from ucpl.extents import StoredTensor, key_text
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.model_texts import WrittenTexts, carried_texts
 from ucpl.formats.huggingface.demands import with_vocabulary
-from ucpl.formats.huggingface.precedence import EXPLICIT
+from ucpl.formats.huggingface.weight_files import EXPLICIT
 from ucpl.texts import Json
 
 __all__ = ["ADAPTER", "rewritten", "written"]

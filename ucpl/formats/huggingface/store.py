@@ -47,8 +47,16 @@ from ucpl.files.model_texts import (
 from ucpl.files.texts import check_inside, is_inside, names_like, read_small
 from ucpl.files.unknown import unknown_keys
 from ucpl.formats.huggingface.demands import DEMANDS
-from ucpl.formats.huggingface.precedence import INDEX, INDEX_OF_ANY, PICKLE, SHARD, chosen, twin_of
-from ucpl.formats.huggingface.weight_files import WeightsFile, read_weights
+from ucpl.formats.huggingface.weight_files import (
+    INDEX,
+    INDEX_OF_ANY,
+    PICKLE,
+    SHARD,
+    WeightsFile,
+    chosen,
+    read_weights,
+    twin_of,
+)
 from ucpl.formats.huggingface.writing import EMPTY, Shards
 from ucpl.records import define
 

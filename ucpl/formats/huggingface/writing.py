@@ -16,7 +16,7 @@ from ucpl.files.model_texts import carried_files
 from ucpl.files.safetensors_files import ALIASES
 from ucpl.files.values import Empty, Value
 from ucpl.formats.huggingface.config import ADAPTER, written
-from ucpl.formats.huggingface.precedence import INDEX
+from ucpl.formats.huggingface.weight_files import INDEX
 from ucpl.records import define, frozen
 
 __all__ = ["EMPTY", "Shards", "shard_bytes"]

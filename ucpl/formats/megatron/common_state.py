@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ucpl.extents.account import NotRead
-from ucpl.files.repeated_values import Copy, hypers_of, unlike
 from ucpl.files.torch_files import TorchFile
-from ucpl.files.unknown import unknown_keys
+from ucpl.files.unknown import Copy, hypers_of, unknown_keys, unlike
 from ucpl.formats.dcp.metadata import METADATA
 
 __all__ = ["BACKEND_KEYS", "unread_objects", "SCALER", "SCALING", "unread_of"]

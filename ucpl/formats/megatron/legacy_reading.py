@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from attrs import evolve
 
-from ucpl.extents import Extent, Key, NamedTensor, ParameterGroup, Setting, TrainState
+from ucpl.extents import Extent, Key, NamedTensor, ParameterGroup, PickledCall, Setting, TensorRef, TrainState
+from ucpl.extents.account import NotRead
 from ucpl.extents.parallel_facts import ParallelFacts
 from ucpl.files.carrying import lifted, marks_among
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.pickles import tensors_of
+from ucpl.files.torch_files import TorchFile
+from ucpl.files.unknown import Copy, Mark, hypers_of, unknown_keys, unlike
 from ucpl.formats.leaving import EMPTY
 from ucpl.formats.megatron import legacy_names as names
 from ucpl.formats.megatron.folder import Step
@@ -18,9 +21,8 @@ from ucpl.formats.megatron.legacy_arguments import part_own
 from ucpl.formats.megatron.legacy_modules import Modules, read_modules
 from ucpl.formats.megatron.legacy_optimizer import GROUPS, KEPT, Optimizer, facts, read_optimizer
 from ucpl.formats.megatron.legacy_ranks import LegacyRanks, read_ranks
-from ucpl.formats.megatron.legacy_unread import unread_in
 
-__all__ = ["EXTRA", "NAME", "OPTIMIZER", "RNG", "WITHOUT", "opened"]
+__all__ = ["EXTRA", "NAME", "OPTIMIZER", "RNG", "WITHOUT", "opened", "unread_in"]
 
 NAME = "megatron_legacy"
 RNG, EXTRA, WITHOUT = "megatron_rng", "megatron_extra_state", "megatron_without_extra_state"
@@ -188,3 +190,96 @@ def _remarks(modules: Modules) -> tuple[str, ...]:
             said = ", ".join(f"{key[1]} of stage {stage}" for stage, key in sorted(places))
             out.append(f"`{name}` is stored as {said}: copies, held against each other")
     return tuple(out)
+
+
+# ---- skipped values --------------------------------------------------------------------------------------------------
+
+
+_OPTIMIZER, _RANDOM, _ARGUMENTS = "optimizer", "rng_state", "args"
+_OF_RANK = frozenset(("rank", "local_rank"))  # arguments that differ from rank to rank in each run
+_STATES = frozenset(("fp32_from_fp16_params", "optimizer", "param_groups", "state"))
+_INNER = frozenset(("param_groups", "state"))
+_BUCKETS = frozenset(("buckets_coalesced", "per_bucket_numel", "per_bucket_numel_unpadded"))
+_BY = "Megatron"
+
+
+def unread_in(ranks: LegacyRanks, own: frozenset[str], mark: Mark, *, is_trained: bool) -> Iterator[NotRead]:
+    """Find values that are not read.
+
+    own: top-level keys that are read of each rank. is_trained: the optimizer is read.
+    """
+    parts = [*ranks.parts.values()]
+    tops = [(part, part.value if isinstance(part.value, dict) else {}) for part in parts]
+    rest = [{k: _plain(k, v) for k, v in top.items() if k not in own and k != _RANDOM} for _, top in tops]
+    yield from unlike(((part, "", one) for part, one in zip(parts, rest, strict=True)), mark)
+    for chunk in (key for key in own if key.startswith("model")):
+        for stage in dict.fromkeys(place[1] for place in ranks.parts):
+            of_stage = (one for place, one in ranks.parts.items() if place[1] == stage)
+            yield from unlike(((one, f"{chunk}/", _no_tensors(one, chunk)) for one in of_stage), mark)
+    if not is_trained:
+        return
+    found = [one for part, top in tops for one in _optimizers(part, top.get(_OPTIMIZER))]
+    yield from unlike(((part, at, _lacking(value, _STATES)) for part, at, value in found), mark)
+    numbers = dict.fromkeys(at for _, at, _ in found)
+    for number in numbers:
+        same = [one for one in found if one[1] == number]
+        yield from unlike(((part, f"{_inner(at, value)[0]}param_groups/", hypers_of(_inner(at, value)[1]))
+                           for part, at, value in same), mark)  # fmt: skip
+    for part in ranks.optims.values():
+        yield from _buckets(part)
+    for part, at, value in found:
+        lead, inner = _inner(at, value)
+        if lead != at:
+            yield from unknown_keys(part.file, inner, _INNER, lead, _BY)
+        states = inner.get("state") if isinstance(inner, dict) else None
+        for key in states if isinstance(states, dict) else ():
+            if not isinstance(key, int) and key != "common_step":
+                yield from unknown_keys(part.file, {key: None}, (), f"{lead}state/", _BY)
+
+
+def _buckets(part: TorchFile) -> Iterator[NotRead]:
+    """Unknown entries of distrib_optim.pt.
+
+    Known ones are a buffer's number and, in a buffer, a pair of dtypes.
+    """
+    for n, one in enumerate(part.value if isinstance(part.value, list) else [part.value]):
+        lead = f"{n}/" if isinstance(part.value, list) else ""
+        for key, held in one.items() if isinstance(one, dict) else ():
+            if not isinstance(key, int):
+                yield from unknown_keys(part.file, {key: held}, _BUCKETS, lead, _BY)
+            for pair in held if isinstance(key, int) and isinstance(held, dict) else ():
+                if not isinstance(pair, tuple):
+                    yield from unknown_keys(part.file, {pair: None}, (), f"{lead}{key}/", _BY)
+
+
+def _no_tensors(part: TorchFile, chunk: str) -> dict[object, object]:
+    """Values of a model's state dict that are no tensors."""
+    held = part.value.get(chunk) if isinstance(part.value, dict) else None
+    named = held.items() if isinstance(held, dict) else ()
+    return {name: value for name, value in named if not isinstance(value, TensorRef | dict)}
+
+
+def _plain(key: object, value: object) -> object:
+    """Arguments of a run without those of one rank."""
+    state = value.state if isinstance(value, PickledCall) else None
+    if key != _ARGUMENTS or not isinstance(state, dict):
+        return value
+    return _lacking(state, _OF_RANK)
+
+
+def _optimizers(part: TorchFile, held: object) -> Iterator[Copy]:
+    """The optimizer of a rank, or those of its chain."""
+    if isinstance(held, list):
+        yield from ((part, f"{_OPTIMIZER}/{n}/", one) for n, one in enumerate(held))
+    elif held is not None:
+        yield part, f"{_OPTIMIZER}/", held
+
+
+def _inner(at: str, value: object) -> tuple[str, object]:
+    if isinstance(value, dict) and "param_groups" not in value and _OPTIMIZER in value:
+        return f"{at}{_OPTIMIZER}/", value[_OPTIMIZER]
+    return at, value
+
+
+def _lacking(value: object, keys: frozenset[str]) -> object:
+    return {key: one for key, one in value.items() if key not in keys} if isinstance(value, dict) else value

@@ -43,8 +43,8 @@ from ucpl.files.torch_files import read_torch_file
 from ucpl.files.values import Value
 from ucpl.files.wrappers import bare
 from ucpl.formats.folders.kinds import ACCELERATE, TRAINER
-from ucpl.formats.huggingface.precedence import PICKLE
 from ucpl.formats.huggingface.store import HuggingFace
+from ucpl.formats.huggingface.weight_files import PICKLE
 from ucpl.formats.leaving import empty_tensors
 from ucpl.formats.matching import Unclear
 from ucpl.formats.run_steps import STEPS
