@@ -24,6 +24,7 @@ UCPL = Path(entries.__file__).parents[1]
 # kind of a container.
 OTHERS = {
     ("conversion/exporting.py", "huggingface"),  # a folder of verl
+    ("formats/dcp/per_rank.py", "huggingface"),
     ("ranks/engines.py", "deepspeed"),
     ("formats/folders/kinds.py", "trainer"),
     ("formats/folders/kinds.py", "accelerate"),

@@ -31,9 +31,11 @@ from ucpl.formats.torch_dicts import NamedTensors, joined, named_tensors
 from ucpl.records import frozen
 
 __all__ = [
-    "STATISTICS",
     "EXTRA",
+    "PARAM_NAMES",
     "REMEDY",
+    "STATED",
+    "STATISTICS",
     "are_determined",
     "NamedOptimizer",
     "OptimizerFacts",
@@ -49,7 +51,7 @@ __all__ = [
 
 EXTRA = OPTIMIZER_VALUES
 _STEP = "step"
-_NAMES = "param_names"
+PARAM_NAMES = "param_names"  # of torch 2.6 and later
 REMEDY = (
     "--order names.txt gives the names in the optimizer's order. The training script writes it: names = {p: n for n, p in"
     " model.named_parameters()}; print(*(names[p] for g in optimizer.param_groups for p in g['params']), sep='\\n',"
@@ -340,14 +342,14 @@ def _stated_names(groups: list[_Group], model: NamedTensors) -> tuple[Names, str
         if names is None:
             return None
         if names != group.params:
-            how = f"{_NAMES} of the optimizer's groups"
+            how = f"{PARAM_NAMES} of the optimizer's groups"
         found = model.find_all(names)
         if None in found:
             lacking = names[found.index(None)]
             fail(
                 "E446",
                 f"{group.value.file}: the optimizer has the parameter `{lacking}`, and the model has no such tensor",
-                Label(str(group.value.path), where=f"{group.where}/{_NAMES}"),
+                Label(str(group.value.path), where=f"{group.where}/{PARAM_NAMES}"),
                 remedy="--weights-alone converts the model without its optimizer",
             )
         out.append([name for name in found if name is not None])
@@ -358,7 +360,7 @@ def _names_in(group: _Group) -> tuple[str, ...] | None:
     """The names that a group has: its parameters', or torch's `param_names`."""
     if all(isinstance(name, str) for name in group.params):
         return tuple(map(str, group.params))
-    for stated in (group.stated, group.value.find(_NAMES)):
+    for stated in (group.stated, group.value.find(PARAM_NAMES)):
         if stated is not None and isinstance(stated.held, list) and len(stated.held) == len(group.params):
             return stated.texts()
     return None

@@ -501,3 +501,59 @@ def test_a_name_without_a_tensor_is_named(tmp_path: Path) -> None:
     assert account is not None
     found = [(e.fate, e.why) for e in account.entries if any("nothing" in name for name in e.names)]
     assert found == [("not read", "no rank has a tensor there")]
+
+
+def with_numbers(folder: Path, **more: object) -> None:
+    """Save two tensors of one shape, with numbers in the other order."""
+    for rank in range(2):
+        dist.init_process_group("fake", rank=rank, world_size=2, store=FakeStore())
+        try:
+            mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",))
+            a, b = (torch.arange(10.0).reshape(5, 2) + 100 * n for n in range(2))
+            dtensor = [
+                DTensor.from_local(
+                    chunk(t, 0, rank), mesh, [Shard(0)], shape=t.shape, stride=t.stride(), run_check=False
+                )
+                for t in (a, b)
+            ]
+            torch.save({"a": dtensor[0], "b": dtensor[1]}, folder / f"model_world_size_2_rank_{rank}.pt")
+            held = {0: {"exp_avg": dtensor[1]}, 1: {"exp_avg": dtensor[0]}}
+            groups = [{"lr": 0.5, "params": [0], **more}, {"lr": 0.25, "params": [1]}]
+            groups[1] |= {key: ["a"] for key in more}
+            torch.save({"state": held, "param_groups": groups}, folder / f"optim_world_size_2_rank_{rank}.pt")
+        finally:
+            dist.destroy_process_group()
+
+
+def test_names_that_torch_writes_in_groups_are_those_of_the_numbers(tmp_path: Path) -> None:
+    source = tmp_path / "run"
+    source.mkdir()
+    with_numbers(source)
+    with pytest.raises(UcplError, match="E467"):
+        ucpl.plan(str(source), "plain()")
+    with_numbers(source, param_names=["b"])
+    ucpl.convert(source, tmp_path / "plain.pt", "plain()")
+    plain = torch.load(tmp_path / "plain.pt", weights_only=True)
+    assert [(group["lr"], group["params"]) for group in plain["groups"]] == [(0.5, ["b"]), (0.25, ["a"])]
+    for name in "ab":
+        assert torch.equal(plain["params"][name]["exp_avg"], plain["params"][name]["weight"]), name
+
+
+def test_the_schedule_and_the_texts_of_verl_go_along(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    saved(folder)
+    (folder / "huggingface").mkdir()
+    (folder / "huggingface" / "config.json").write_text('{"model_type": "odd"}')
+    (folder / "fsdp_config.json").write_text('{"FSDP_version": 2, "world_size": 4}')
+    for rank in range(RANKS):
+        schedule = {"last_epoch": 4, "lr_lambdas": [None], "base_lrs": [0.5 if rank != 2 else 0.75]}
+        extra = {"lr_scheduler": schedule, "rng": {"cpu": torch.arange(3) + rank}}
+        torch.save(extra, folder / f"extra_state_world_size_{RANKS}_rank_{rank}.pt")
+    found = open_checkpoint(folder)
+    assert found.state.blobs["lr_scheduler"] == {"last_epoch": 4, "lr_lambdas": [None], "base_lrs": [0.5]}
+    assert found.state.blobs["huggingface_files"] == {"config.json": '{"model_type": "odd"}'}
+    lead = f"extra_state_world_size_{RANKS}_rank_"
+    left = {f"{lead}2.pt: lr_scheduler/base_lrs/0", *(f"{lead}{rank}.pt: rng" for rank in range(RANKS))}
+    assert {one.name for one in found.not_read} == left
+    made = tmp_path_factory.mktemp("made")
+    ucpl.convert(folder, made / "file.pt", "torch_file()")
+    assert torch.load(made / "file.pt", weights_only=True)["lr_scheduler"]["base_lrs"] == [0.5]

@@ -37,6 +37,7 @@ from ucpl.extents.account import NotRead
 from ucpl.files.carrying import lifted, marks_among
 from ucpl.files.checkpoint import Checkpoint, Order
 from ucpl.files.header_watch import ahead
+from ucpl.files.model_texts import TEXTS, read_texts
 from ucpl.files.pickles import loads, tensors_of, walk
 from ucpl.files.scalars import is_counted, number_of
 from ucpl.files.skipping import skips, skips_optimizer
@@ -52,6 +53,7 @@ from ucpl.formats.dcp.metadata import ByteRange, ChunkedTensor, StoredChunk
 from ucpl.formats.dcp.per_rank_flats import FlatMember, Named, Number, members_of
 from ucpl.formats.leaving import EMPTY
 from ucpl.formats.matching import Slots, Unclear, match
+from ucpl.formats.torch_optimizer import PARAM_NAMES, STATED
 from ucpl.records import define, frozen
 
 __all__ = ["FILE", "has_ranks", "opened_ranks"]
@@ -66,6 +68,11 @@ _METADATA = "metadata.pkl"
 _METADATA_MAX = 1 << 28  # bytes
 _ITEM = re.compile(r"(?P<what>.+)_(?P<rank>[0-9]{1,9})\.pt", re.DOTALL)
 _OPTIMIZER = "optimizer"
+
+# verl: the schedule in the file of other values, the folder of the model's own files, and the file with the ranks
+_SCHEDULE = "lr_scheduler"
+_OF_RANK = "random numbers and schedules of the rank"
+_TEXTS_OF_VERL, _CONFIG = "huggingface", "fsdp_config.json"
 
 _SHARDED = "ShardedTensor"
 _LEAST = 2  # equal bytes of a tensor with fewer elements are no evidence
@@ -189,13 +196,14 @@ class _Ranks:
         If numbers cannot be matched to parameters, they are left out with a note. Raises: UcplError E455.
         """
         ranks = [(Value.of(part), part) for part in (_read(self.root, name) for name in files)]
+        self.order = self.order or self.stated_order(ranks[0][0])
         groups = [
             (g, [_number(n, self.parts) for n in g.at("params").items()])
             for g in ranks[0][0].at("param_groups").items()
         ]
         numbers = [number for _, some in groups for number in some]
         for top, part in ranks:
-            self.not_read += unknown_keys(part.file, top.held, ("state", "param_groups"), by="torch")
+            self.not_read += unknown_keys(part.file, top.held, ("state", "param_groups", STATED), by="torch")
             states = top.at("state").held
             self.not_read += unknown_keys(part.file, states, {*numbers}, "state/", by="torch")
         mark = marks_among(extent for _, part in ranks for extent in part.extents())
@@ -250,6 +258,23 @@ class _Ranks:
         ties = self.ties(sorted(names, key=lambda name: name not in listed))
         self.aliases = {name: owner for name, owner in ties.items() if owner in listed and name not in listed}
         return [[[FlatMember(str(name), self.parts[str(name)][0].shape, 0)] for name in some] for some in groups]
+
+    def stated_order(self, top: Value) -> Order | None:
+        """Find names in the optimizer's file.
+
+        torch has `param_names`, and a conversion writes names, too.
+        """
+        named = top.find(STATED)
+        groups = [group.find(PARAM_NAMES) for group in top.at("param_groups").items()]
+        found = named.items() if named is not None else [one for one in groups if one is not None]
+        names = tuple(name for one in found for name in one.texts())
+        count = sum(len(group.at("params").items()) for group in top.at("param_groups").items())
+        is_known = len({*names}) == len(names) == count and all(self.parts.get(name) for name in names)
+        return (
+            Order((names,), f"{STATED if named is not None else PARAM_NAMES} of its groups")
+            if is_known and names
+            else None
+        )
 
     def in_order(self, groups: list[list[Number]], ranks: list[_Rank], is_flat: bool) -> list[list[list[FlatMember]]]:
         """Parameters of numbers in the caller's order. Raises: UcplError E466."""
@@ -495,6 +520,23 @@ class _Ranks:
         self.not_read += unlike(((part, f"{what}/", part.value) for part in ranks), mark)
         yield self.carry(Value.of(ranks[0]), ranks[0])
 
+    def schedule(self, files: list[str]) -> tuple[dict[str, object], list[NotRead]]:
+        """The first rank's schedule, and values that are not read.
+
+        Each rank has random numbers of its own.
+        """
+        parts = [read_torch_file(self.root, name) for name in files]
+        held = [(part, one) for part in parts if (one := Value.of(part).find(_SCHEDULE)) is not None and one.held]
+        others = [] if held else [NotRead(name, _OF_RANK) for name in files]
+        for part in parts:
+            keys = [key for key in Value.of(part).mapping() if not held or key != _SCHEDULE]
+            others += [NotRead(f"{part.file}: {key}", _OF_RANK, kind="value") for key in keys]
+        if not held:
+            return {}, others
+        mark = marks_among(extent for part in parts for extent in part.extents())
+        others += unlike(((part, f"{_SCHEDULE}/", one.held) for part, one in held), mark)
+        return {_SCHEDULE: self.carry(held[0][1], held[0][0])}, others
+
     def carry(self, value: Value, part: TorchFile) -> object:
         for step, tensor in tensors_of(value.held, part.file):
             made = part.extent((*value.key, *step), tensor)
@@ -551,7 +593,9 @@ def opened_ranks(root: Path, order: Order | None = None) -> Checkpoint:
     settings |= {"masters": Setting(0, origin), "flat": Setting(0, origin), "file": Setting(FILE, origin)}
     settings |= degrees
     extra = _ranks_in(root, "extra_state")
-    others = [one for name in extra for one in _values_of(root, name)]
+    schedule, others = ranks.schedule(extra)
+    texts, unread = read_texts(root / _TEXTS_OF_VERL) if (root / _TEXTS_OF_VERL).is_dir() else ({}, [])
+    others += [evolve(one, name=f"{_TEXTS_OF_VERL}/{one.name}") for one in unread]
     besides = {what: files for what, files in items.items() if what not in (_WEIGHTS, _OPTIMIZER)}
     values: dict[object, object] = {what: value for what, files in besides.items() for value in ranks.item(what, files)}
     return Checkpoint(
@@ -569,13 +613,16 @@ def opened_ranks(root: Path, order: Order | None = None) -> Checkpoint:
             settings=settings,
             groups=groups,
             scalars=ranks.scalars,
-            blobs={EMPTY: ranks.empty} if ranks.empty else {},
+            blobs=schedule | ({EMPTY: ranks.empty} if ranks.empty else {}) | ({TEXTS: texts} if texts else {}),
             carried=values,
         ),
         files=(
             *names,
             *(optims if groups else ()),
             *(name for what in values for name in items[str(what)]),
+            *(extra if schedule else ()),
+            *(f"{_TEXTS_OF_VERL}/{name}" for name in texts),
+            *((_CONFIG,) if names and not items and (root / _CONFIG).is_file() else ()),
             *((_METADATA,) if items else ()),
         ),
         not_read=(*ranks.not_read, *others),
@@ -611,17 +658,6 @@ def _has_parts(value: object) -> bool:
     return any(isinstance(one, Global) and one.name in ("DTensor", _SHARDED) for _, one in walk(value))
 
 
-def _values_of(root: Path, name: str) -> Iterator[NotRead]:
-    """Values that a rank saves apart from its weights, and their file.
-
-    These are random numbers, schedules and the like.
-    """
-    why = "random numbers and schedules of the rank"
-    yield NotRead(name, why)
-    for key in Value.of(read_torch_file(root, name)).mapping():
-        yield NotRead(f"{name}: {key}", why, kind="value")
-
-
 def _missing(extra: list[str], ranks: int) -> Iterator[str]:
     """Notes on files of random numbers and schedules with missing ranks."""
     there = {int(found["rank"]) for name in extra if (found := _RANK.fullmatch(name)) is not None}
@@ -634,7 +670,7 @@ def _of_another_step(root: Path, extra: list[str], scalars: dict[str, dict[str, 
     """A schedule steps at most as often as the optimizer."""
     steps = [n for value in scalars.get("step", {}).values() if isinstance(n := number_of(value), int | float)]
     for name in extra if steps else ():
-        schedule = Value.of(read_torch_file(root, name)).find("lr_scheduler")
+        schedule = Value.of(read_torch_file(root, name)).find(_SCHEDULE)
         counted = schedule.find("last_epoch") if schedule is not None else None
         if counted is not None and isinstance(counted.held, int) and counted.held > max(steps):
             yield f"{name} is of step {counted.held}, the optimizer is of step {max(steps):g}"
