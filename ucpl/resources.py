@@ -1,7 +1,7 @@
 """Find the shipped data: grammar, and library of models and layouts.
 
 In a checkout it is next to the package (`grammar/`, `specs/`), where people read and edit it; a wheel carries
-it inside (`ucpl/_data/`). No other module distinguishes the two.
+it inside (`ucpl/_data/`). No other module distinguishes the two. A format's layouts may be in its own folder, too.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def example_folder() -> Path:
 def spec_files() -> tuple[tuple[str, Path], ...]:
     """The .ucpl files of this and installed packages as (name, path), sorted.
 
-    A name is the path below `specs/`, with `/`. Packages have entry points of the group `ucpl.specs`, each with the name of
-    a package whose folder has such files: `npy = "npy_folder"` gives `npy/npy_folder.ucpl`.
+    A name is the path below `specs/` or `ucpl/formats/`, with `/`. Packages have entry points of the group `ucpl.specs`, each
+    with the name of a package whose folder has such files: `npy = "npy_folder"` gives `npy/npy_folder.ucpl`.
     """
-    roots = [("", _folder("specs"))]
+    roots = [("", _folder("specs")), ("", _PACKAGE / "formats")]
     for name, value in entry_points("ucpl.specs"):
         found = find_spec(value)
         roots += [(f"{name}/", Path(at)) for at in (found.submodule_search_locations or () if found else ())]

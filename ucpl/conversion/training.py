@@ -120,14 +120,16 @@ def change_of(source: Side, layout: Layout) -> Change | None:
 
 
 def _of_masters(source: Side, layout: Layout) -> Change | None:
-    """The change to f32 masters of a run that leaves its engine.
+    """The change to f32 masters as weights.
 
+    It is for a run that leaves its engine, or for a format whose weights are masters.
     DDP and FSDP train f32 weights, cast in each forward pass. A model in 16 bits rounds them as it loads them, to the weights
     of the source.
     """
     from ucpl.layout.layout import Derivation
 
-    if not leaves_engine(source, layout.framework) or Derivation(_MASTER, "weight") not in layout.derived:
+    is_wide = format_named(layout.framework).masters_are_weights or leaves_engine(source, layout.framework)
+    if not is_wide or Derivation(_MASTER, "weight") not in layout.derived:
         return None
     stored = stored_dtypes(source)
     found = frozenset(path for path in with_masters(source.placement) if stored.get(path) in _FLAGS.values())

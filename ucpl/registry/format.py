@@ -88,6 +88,8 @@ class Format:
     """Its files have no states and no group of parameters without elements, which its optimizer may train."""
     has_training_dtype: ClassVar[bool] = False
     """The dtypes of weights and masters alone state in which dtype the run trains."""
+    masters_are_weights: ClassVar[bool] = False
+    """A job trains f32 weights, cast in each forward pass: weights of a target are the masters of the source."""
     is_of_any_ranks: ClassVar[bool] = False
     """Any number of ranks loads it; it states none."""
     own_settings: ClassVar[frozenset[str]] = frozenset()
