@@ -203,7 +203,7 @@ def test_the_proof_takes_no_joins_from_what_it_proves() -> None:
         "from ucpl.placement import locate",
         "from ucpl.placement.boxes import subtract",
         "from ucpl.graph import optimise",
-        "from ucpl.verification.elements import element_at",
+        "from ucpl.verification.elements import Elements",
         "from . import where",
         "import ucpl.tables.strided as strided",
         "from importlib import import_module",

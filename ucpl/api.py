@@ -24,7 +24,7 @@ from ucpl.conversion.ordering import demand_used, order_of
 from ucpl.conversion.planning import Asked, make_plan
 from ucpl.conversion.requests import Given, called, library_of, model_named
 from ucpl.conversion.side import Side
-from ucpl.conversion.sides import families_of
+from ucpl.conversion.sides import families_of, in_families, with_common_families
 from ucpl.conversion.sides import source_side as describe
 from ucpl.conversion.sides import target_side as aim
 from ucpl.conversion.weights import in_names_of_both, open_for_comparison, open_for_inspection
@@ -192,7 +192,7 @@ def compare(
                 given = evolve(given, config=sizes.config, config_file=sizes.config_file)
             opened = open_headers(path, described, given)
             numbered.extend([path] if given.order else [])
-            return opened, describe(opened, described, given)
+            return opened, in_families(opened, described, given)
 
         return open_for_inspection(read) if weights else open_for_comparison(read, order)
 
@@ -202,6 +202,7 @@ def compare(
     (ours, here), (theirs, there) = in_names_of_both(both)
     if order and not numbered:
         demand_used(order_of(None, order), ours.top)
+    here, there = with_common_families(here, there)
     found = likeness(ours, here.placement, theirs, there.placement, weights=weights, **bounds)
     return evolve(found, around=compare_companions(ours, theirs))
 

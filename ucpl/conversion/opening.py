@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ucpl.formats.named_files import Aside
     from ucpl.inference.infer import Inferred
     from ucpl.language import nodes
+    from ucpl.layout.entries import Kin
     from ucpl.placement import Placement
     from ucpl.planning.plan import Plan
 
@@ -433,15 +434,16 @@ def own_layout(path: Path, framework: str | None = None) -> Called | None:
     return found if _of_a_spec(items) else None
 
 
-def infer(checkpoint: Checkpoint, *, fold: bool = False) -> Inferred:
+def infer(checkpoint: Checkpoint, *, fold: bool = False, kin: Kin | None = None) -> Inferred:
     """Infer the model and layout of a checkpoint.
 
-    fold: tensors that are stored alike are one in its placement. They are checked against it. Raises: UcplError E320-E323.
+    fold: tensors that are stored alike are one in its placement. kin: see `resolve`. They are checked against it.
+    Raises: UcplError E320-E323.
     """
     from ucpl.inference.infer import infer as made
     from ucpl.verification import spec_matches
 
-    found = made(checkpoint, fold=fold)
+    found = made(checkpoint, fold=fold, kin=kin)
     spec_matches.demand(found.placement, checkpoint)
     return found
 

@@ -17,6 +17,7 @@ from ucpl.texts import json_object, read_text
 if TYPE_CHECKING:
     from ucpl.language import nodes
     from ucpl.layout import Library
+    from ucpl.layout.entries import Kin
     from ucpl.layout.scope import Value
     from ucpl.texts import Json
 
@@ -85,6 +86,7 @@ class Folding:
     """A wish to plan tensors that are stored alike as one."""
 
     is_done: bool = False  # the checkpoint has so many that both sides have families
+    kin: Kin | None = None  # of a comparison: the families of the other checkpoint
 
 
 @frozen(eq=False)

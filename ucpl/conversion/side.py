@@ -76,6 +76,7 @@ def located(
         inherited=given.inherited,
         notes=notes,
         fold=given.folding is not None and rank is None,
+        kin=given.folding.kin if given.folding is not None else None,
     )
     demand_forms(layout)
     if given.bare:

@@ -6,6 +6,7 @@ A checkpoint or a spec describes the source. Values that the target's call leave
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from ucpl.language import nodes
     from ucpl.placement import Placement
 
-__all__ = ["families_of", "sides", "source_side", "target_side"]
+__all__ = ["families_of", "in_families", "sides", "source_side", "target_side", "with_common_families"]
 
 # Tensors. A plan of fewer is cheap, and its nodes have the names of single ones.
 FAMILIES_FROM = 2_000
@@ -60,7 +61,8 @@ def source_side(checkpoint: Checkpoint, described: Called | None, given: Given) 
     given = evolve(given, config=config_of(checkpoint, given.config), sizes=given.sizes if described else {})
     one = described or own_layout(checkpoint.top, checkpoint.format)
     if one is None:
-        found = infer(checkpoint, fold=given.folding is not None)
+        folding = given.folding
+        found = infer(checkpoint, fold=folding is not None, kin=folding.kin if folding is not None else None)
         own = evolve(given, model=found.model, inherited=found.inherited)
         return Side(Called(found.library, found.call), own, found.placement, checkpoint)
     try:
@@ -72,19 +74,49 @@ def source_side(checkpoint: Checkpoint, described: Called | None, given: Given) 
         raise
 
 
+def in_families(checkpoint: Checkpoint, described: Called | None, given: Given) -> Side:
+    """The source, with families if it has many tensors.
+
+    Tensors are in the order of their numbers, so that another checkpoint has the same. An error names a single tensor.
+    """
+    if len(checkpoint.state.tensors) >= FAMILIES_FROM:
+        try:
+            return source_side(checkpoint, described, evolve(given, folding=Folding(is_done=True, kin={})))
+        except UcplError:
+            pass
+    return source_side(checkpoint, described, given)
+
+
+def with_common_families(here: Side, there: Side) -> tuple[Side, Side]:
+    """Both sides with equal families, if each has some.
+
+    A family of one side that is several of the other is divided.
+    """
+    ours, theirs = _owners(here), _owners(there)
+    if ours and theirs and ours != theirs:
+        there = evolve(there, placement=_folded(there, ours))
+        here = evolve(here, placement=_folded(here, _owners(there)))
+    return here, there
+
+
+def _owners(side: Side) -> dict[str, str]:
+    return {name: path for path, family in side.layout.families.items() for name in family.names}
+
+
+def _folded(side: Side, kin: dict[str, str] | None = None) -> Placement:
+    from ucpl.inference.infer import stated_of
+
+    assert side.checkpoint is not None
+    given = evolve(side.given, folding=Folding(is_done=True, kin=kin))
+    return located(side.called, given, stated=stated_of(side.checkpoint)).placement
+
+
 def families_of(side: Side) -> Callable[[], Placement] | None:
     """The placement of an inferred, large source with families."""
     checkpoint = side.checkpoint
     if checkpoint is None or not side.called.is_of_any or len(checkpoint.state.tensors) < FAMILIES_FROM:
         return None
-
-    def placement() -> Placement:
-        from ucpl.inference.infer import stated_of
-
-        given = evolve(side.given, folding=Folding(is_done=True))
-        return located(side.called, given, stated=stated_of(checkpoint)).placement
-
-    return placement
+    return partial(_folded, side)
 
 
 def _described_side(checkpoint: Checkpoint, one: Called, given: Given) -> Side:

@@ -35,7 +35,7 @@ from ucpl.records import define, frozen
 from ucpl.tables import I64, distinct, each
 from ucpl.tables.operations import Fill, Read, Write
 
-__all__ = ["RankShare", "build"]
+__all__ = ["RankShare", "build", "in_step"]
 
 DtypeOf = Callable[[str, Key], str | None]
 
@@ -86,7 +86,7 @@ def drawn(
     It has all reads, extracts, merges, splits and writes.
     """
     check_drops(source, drop)
-    source, target = _in_step(source, target, apart_all=bool(drop or freeze))
+    source, target = in_step(source, target, apart_all=bool(drop or freeze))
     left_out = of_sizes(drop, [*source.tensors, *target.tensors])
     check_models(source, target, left_out)
     here, there, said = with_live_rows(source, target, share.whole if share is not None else None)
@@ -95,7 +95,7 @@ def drawn(
     ).run()
 
 
-def _in_step(source: Placement, target: Placement, *, apart_all: bool) -> tuple[Placement, Placement]:
+def in_step(source: Placement, target: Placement, *, apart_all: bool = False) -> tuple[Placement, Placement]:
     """Both sides with the families that both have.
 
     If something is dropped, filled or live, there is none.

@@ -27,6 +27,7 @@ from ucpl.resources import VERSION
 
 if TYPE_CHECKING:
     from ucpl.inference.parallel import Note
+    from ucpl.layout.entries import Kin
     from ucpl.placement import Part
 
 StateDtypes = dict[str, dict[str, str]]  # state -> tensor -> dtype
@@ -80,10 +81,10 @@ class Inferred:
         return expand(self.library, self.call, self.model, name=LAYOUT_NAME, inherited=self.inherited)
 
 
-def infer(checkpoint: Checkpoint, *, fold: bool = False) -> Inferred:
+def infer(checkpoint: Checkpoint, *, fold: bool = False, kin: Kin | None = None) -> Inferred:
     """The model and layout of an opened checkpoint.
 
-    fold: tensors that are stored alike are one in its placement. Raises: UcplError if the language
+    fold: tensors that are stored alike are one in its placement. kin: see `resolve`. Raises: UcplError if the language
     cannot describe its framework.
     """
     library = load()
@@ -98,12 +99,12 @@ def infer(checkpoint: Checkpoint, *, fold: bool = False) -> Inferred:
         base = parallel.Base(library, call, model, settings)
         made = of.stored(base, checkpoint) if is_described else ranks.stored(base, checkpoint)
         library, call, notes = made.library, made.call, made.notes
-    layout = resolve(library, call, model=model, inherited=settings, notes=notes, fold=fold)
+    layout = resolve(library, call, model=model, inherited=settings, notes=notes, fold=fold, kin=kin)
     placement = locate(layout, stated=stated_of(checkpoint))
     dtypes = state_dtypes(checkpoint, placement)
     if any(dtype != "f32" for of in dtypes.values() for dtype in of.values()):
         model = model_of(checkpoint, dtypes)
-        layout = resolve(library, call, model=model, inherited=settings, notes=notes, fold=fold)
+        layout = resolve(library, call, model=model, inherited=settings, notes=notes, fold=fold, kin=kin)
         placement = locate(layout, stated=stated_of(checkpoint))
     return Inferred(checkpoint, library, model, call, settings, placement.layout, placement)
 

@@ -30,7 +30,7 @@ from ucpl.layout.storing import Ground, is_there, stated_clauses
 from ucpl.records import define, frozen
 
 __all__ = [
-    "Placing", "Wild", "WrittenEntries", "entries_of", "is_wild", "written_entries", "MEMBER", "families_of",
+    "Placing", "Wild", "WrittenEntries", "entries_of", "is_wild", "written_entries", "MEMBER", "Kin", "families_of",
     "with_sizes",
 ]  # fmt: skip
 
@@ -234,15 +234,16 @@ def entries_of(
     tensors: dict[str, LogicalTensor],
     aliases: dict[str, str],
     groups: Iterable[tuple[str, ...]] | None = None,
+    kin: Kin | None = None,
 ) -> Placing:
     """Entries of all tensors, with families on request.
 
-    groups: the members of each parameter group, if tensors that are stored alike become one family.
+    groups: the members of each parameter group, if tensors that are stored alike become one family. kin: see `families_of`.
     """
     written = written_entries(items, ground.scope)
     families: dict[str, Family] = {}
     if groups is not None:
-        families = families_of(tensors, {*written.explicit, *aliases.values()}, groups, written.of)
+        families = families_of(tensors, {*written.explicit, *aliases.values()}, groups, written.of, kin)
         with_sizes(ground.scope, tensors, [*families.values()])
     placed = {**tensors, **{path: family.tensor for path, family in families.items()}}
     for item in written.items:
@@ -494,33 +495,42 @@ class _Filling:
 
 MEMBER = "#name"  # ends the name of the dim over the members
 _NUMBER = re.compile(r"\d+")
+_PARTS = re.compile(r"\d+|\D+")
 
 Lines = Callable[[str, LogicalTensor], Sequence[nodes.Entry]]
+Kin = Mapping[str, str]  # tensor -> its family in another checkpoint
 
 
 def families_of(
-    tensors: Mapping[str, LogicalTensor], apart: Iterable[str], groups: Iterable[tuple[str, ...]], lines: Lines
+    tensors: Mapping[str, LogicalTensor],
+    apart: Iterable[str],
+    groups: Iterable[tuple[str, ...]],
+    lines: Lines,
+    kin: Kin | None = None,
 ) -> dict[str, Family]:
     """Families of tensors that model and layout treat alike.
 
     Their dims have no names. Names that differ in numbers alone are one family. Other names with the same sizes are one, too.
 
     apart: tensors that something speaks of by name. groups: the members of each parameter group. lines: the entries of a
-    tensor.
+    tensor. kin: its family in another checkpoint, for a comparison; families and members are then in the order of their
+    numbers, in any checkpoint.
     """
     alone = {*apart}
     group_of = {path: n for n, members in enumerate(groups) for path in members}
     found: dict[tuple[str, object], list[str]] = {}
     entries: dict[int, tuple[int, ...]] = {}  # of each list of entries: none if one of them stores nothing
-    for path, tensor in tensors.items():
+    for path in tensors if kin is None else sorted(tensors, key=_by_numbers):
+        tensor = tensors[path]
         if path in alone or not _is_plain(tensor):
             continue
         said = lines(path, tensor)
         if id(said) not in entries:
             entries[id(said)] = tuple(map(id, said)) if all(item.shape is not None for item in said) else ()
         if stored := entries[id(said)]:
-            kin = tensor.counts, tensor.dtype, tensor.kind, tensor.state_dtypes, group_of.get(path), stored
-            found.setdefault((_NUMBER.sub("*", path), kin), []).append(path)
+            own = tensor.counts, tensor.dtype, tensor.kind, tensor.state_dtypes, group_of.get(path), stored
+            alike = own if not kin else (own, kin.get(path))
+            found.setdefault((_NUMBER.sub("*", path), alike), []).append(path)
     by_size: dict[object, tuple[list[str], str | None]] = {}  # in the model's order, with the form of them all
     for key, paths in found.items():
         if len(paths) > 1:
@@ -536,6 +546,11 @@ def families_of(
                 path, number = f"{name} ({number})", number + 1
             out[path] = _family(path, paths, tensors[paths[0]])
     return out
+
+
+def _by_numbers(path: str) -> list[tuple[int, str]]:
+    """The path with its numbers as numbers."""
+    return [(int(one), "") if one.isdecimal() else (-1, one) for one in _PARTS.findall(path)]
 
 
 def _is_plain(tensor: LogicalTensor) -> bool:

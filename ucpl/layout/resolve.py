@@ -15,7 +15,7 @@ from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.language import nodes, print_expr
 from ucpl.language.walk import walk
 from ucpl.layout import axes as ax
-from ucpl.layout.entries import entries_of
+from ucpl.layout.entries import Kin, entries_of
 from ucpl.layout.fills import fillings_of
 from ucpl.layout.layout import Entry, GlobMatch, Layout, Mesh, States, domain_rules
 from ucpl.layout.library import Library
@@ -54,6 +54,7 @@ def resolve(
     inherited: dict[str, tuple[Value, str]] | None = None,
     notes: tuple[Note, ...] = (),
     fold: bool = False,
+    kin: Kin | None = None,
 ) -> Layout:
     """Close the layout that `call` names.
 
@@ -63,13 +64,14 @@ def resolve(
     inherited:    values for parameters that the call leaves open, each with its origin (a source's own settings).
     notes:        (name, value, origin) of values that the call or the library has already: printed with the others.
     fold:         tensors that the layout stores alike are one family (`Layout.families`).
+    kin:          of each tensor, its family in a checkpoint that is compared with this one.
 
     Raises UcplError E1xx.
     """
     given = CallInputs(config or {}, define_sizes or {}, inherited or {})
     opened = open_layout(library, call, given, model)
     try:
-        layout = resolved(opened, given.sizes, fold=fold)
+        layout = resolved(opened, given.sizes, fold=fold, kin=kin)
     except UcplError as error:
         found = error.diagnostics[0]
         if isinstance(found.about, UnknownAxis):
@@ -78,7 +80,7 @@ def resolve(
     return evolve(layout, origins=(*layout.origins, *notes)) if notes else layout
 
 
-def resolved(opened: OpenedLayout, sizes: Mapping[str, Value], *, fold: bool = False) -> Layout:
+def resolved(opened: OpenedLayout, sizes: Mapping[str, Value], *, fold: bool = False, kin: Kin | None = None) -> Layout:
     """The layout of these statements.
 
     Afterwards the scope knows the sizes of digits, too.
@@ -101,7 +103,7 @@ def resolved(opened: OpenedLayout, sizes: Mapping[str, Value], *, fold: bool = F
     ground = ground_of(items, scope, indices)
     try:
         apart = [members for _, members in model_groups] if folds else None
-        placing = entries_of(items, ground, tensors, aliases, apart)
+        placing = entries_of(items, ground, tensors, aliases, apart, kin)
         entries, families = placing.entries, placing.families
         groups = groups_of_layout(items, ground, tensors, entries, model_groups)
     except UcplError as error:

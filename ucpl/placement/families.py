@@ -23,7 +23,8 @@ def apart(placement: Placement, together: Collection[str] = ()) -> Placement:
         return placement
     made = evolve(layout, families=kept)
     number = {path: n for n, path in enumerate(made.placed)}
-    members = [np.array([number[name] for name in _names(placement, path, kept)]) for path in placement.tensors]
+    # Of tensors that `only` leaves out, the layout has no number, and no part has a row.
+    members = [np.array([number.get(name, -1) for name in _names(placement, path, kept)]) for path in placement.tensors]
     is_split = np.array([path in layout.families and path not in kept for path in placement.tensors], dtype=np.bool_)
     begin = np.cumsum([0, *map(len, members)])
     every = np.concatenate(members).astype(np.int64)

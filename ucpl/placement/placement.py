@@ -119,6 +119,18 @@ class Part:
         """`pieces`, and those of live rows."""
         return self.pieces if self.live is None else Pieces.concat([self.pieces, self.live.singly()], self.pieces.width)
 
+    def pieces_of(self, home: int) -> Pieces:
+        """Pieces of one stored tensor, with those of live rows."""
+        order, begin = self._by_home
+        return self.every_piece.take(order[begin[home] : begin[home + 1]])
+
+    @cached_property
+    def _by_home(self) -> tuple[I64, I64]:
+        """Rows of `every_piece` by stored tensor, and each tensor's first."""
+        home = self.every_piece.home
+        order = np.argsort(home, kind="stable")
+        return order, np.searchsorted(home[order], np.arange(len(self.homes) + 1))
+
     @cached_property
     def tensors(self) -> tuple[int, ...]:
         """Numbers of the tensors with elements here."""

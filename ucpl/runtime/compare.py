@@ -8,7 +8,8 @@ compared, so padding is left out. Bits are compared: a NaN equals itself. Not he
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from ucpl.runtime.assemble import Assembler, Assembly, CopyDifference, blocks
 from ucpl.runtime.boxes import clip
 from ucpl.runtime.buffers import Budget, Workspace, share_of
 from ucpl.runtime.counters import Counters, Report
+from ucpl.runtime.equal_runs import EqualRuns, Met
 from ucpl.runtime.fills import Fills, bind_fills
 from ucpl.runtime.reading import Reader, strided
 from ucpl.runtime.rows import Place, Rows, bind_rows, fit, wanted
@@ -124,10 +126,13 @@ def compare(
                 if known is None or difference.target_position < known.target_position:
                     first[difference.target] = difference
 
-        report = both.walk(assembler, found, memory, workers)
+        apart = both.unequal(assembler._met, memory, workers)
+        report = both.walk(assembler, found, memory, workers, apart)
     finally:
         both.files.close()
-    unequal = tuple(_named(first[t], assembler, both.there) for t in sorted(first))
+    filed = plan.target_shelves.filed
+    order = sorted(first) if filed is None else [t for t in filed.tolist() if t in first]
+    unequal = tuple(_named(first[t], assembler, both.there) for t in order)
     return Comparison(unequal, both.elements, report, assembler.seen)
 
 
@@ -168,7 +173,7 @@ def measure(
     return measurer.measured, report
 
 
-@frozen(eq=False)
+@define(eq=False)
 class _Both:
     """A plan bound to the files of both sides.
 
@@ -180,10 +185,13 @@ class _Both:
     places: tuple[Place, ...]
     there: tuple[Place, ...]
     files: SourceFiles
+    file_of: Sequence[int]  # of each place: its file's number
     base: int  # the number of the first place of the target's side
     tensors: tuple[str, ...]
     elements: int  # that moves reach
     top: str
+    counters: Counters = field(factory=Counters)
+    live_max: int = 0
 
     @classmethod
     def of(cls, plan: Plan, source: Checkpoint, target: Checkpoint, wide: str | None = None) -> _Both:
@@ -192,22 +200,24 @@ class _Both:
         `wide`: the type in which tiles are compared; None: the target's own.
         """
         here, there = fit(plan.sources, source.extents), fit(plan.targets, target.extents, "target")
-        roots = [str(source.root.resolve()), str(target.root.resolve())]
-        places = (*(_rooted(p, roots[0]) for p in here), *(_rooted(p, roots[1]) for p in there))
+        roots = (str(source.root.resolve()),) * len(here) + (str(target.root.resolve()),) * len(there)
+        places = (*here, *there)
+        names = [f"{root}/{p.extent.file}" for p, root in zip(places, roots, strict=True) if p.extent is not None]
         made = Bound.of(plan)
         mirrored = tuple(_mirror(m, len(here)) for m in made.moves if m.kind not in ("check", "scale"))
         bound = _with(made, mirrored)
         goal = there if wide is None else [evolve(p, dtype=wide) for p in there]
-        files = SourceFiles(source.root, (p.extent.file for p in places if p.extent is not None))
+        files = SourceFiles(source.root, names)
         rows = bind_rows(bound, places, goal)
         if files.is_remote:
-            files.want(wanted(rows, places))
+            files.want(wanted(rows, [*map(_named_file, places, names)]))
         return cls(
             rows=rows,
             fills=bind_fills(bound, goal),
             places=places,
             there=tuple(goal),
             files=files,
+            file_of=[files.index[name] for name in names],
             base=len(here),
             tensors=tuple(plan.tensors),
             elements=sum(m.elements for m in mirrored),
@@ -217,40 +227,69 @@ class _Both:
     @property
     def parts(self) -> tuple[Rows, Fills, Sequence[Place], Sequence[Place], Sequence[int], Sequence[str]]:
         """Arguments of an assembler."""
-        file_of = [self.files.index[p.extent.file] for p in self.places if p.extent]
-        return self.rows, self.fills, self.places, self.there, file_of, self.tensors
+        return self.rows, self.fills, self.places, self.there, self.file_of, self.tensors
+
+    def unequal(self, met: Met | None, memory: int, workers: int) -> list[int]:
+        """Targets that differ, or that runs of bytes alone do not compare."""
+        every = EqualRuns.of(self.rows, self.places, self.base, self.files, self.file_of)
+        runs, begins = every.cut(share_of(memory, workers).tile)
+        moved = np.flatnonzero(np.diff(self.rows.starts))
+        alone = {*moved.tolist()}.difference(runs.target.tolist())
+        parts = [slice(a, b) for a, b in pairwise(begins.tolist())]
+
+        def part(space: Workspace, _: Reader, number: int) -> None:
+            alone.update(runs.unequal(parts[number], space, met))
+            self.counters.add(read=2 * int(runs.size[parts[number]].sum()), tiles=1)
+
+        self.through(len(parts), part, memory, workers)
+        return sorted(alone)
 
     def walk(
-        self, assembler: Assembler, found: Callable[[CopyDifference], None] | None, memory: int, workers: int
+        self,
+        assembler: Assembler,
+        found: Callable[[CopyDifference], None] | None,
+        memory: int,
+        workers: int,
+        targets: Iterable[int] | None = None,
     ) -> Report:
-        """Every tile, in threads."""
-        share, budget, counters = share_of(memory, workers), Budget(memory), Counters()
-        tiles = cut_tiles([Unit(t, 0, 0, p.numel * p.itemsize, "") for t, p in enumerate(self.there)], share.tile)
-        queue = Queue(len(tiles))
+        """Every tile of these targets (or of all), in threads."""
+        some = range(len(self.there)) if targets is None else targets
+        places = [(t, self.there[t]) for t in some]
+        tiles = cut_tiles([Unit(t, 0, 0, p.numel * p.itemsize, "") for t, p in places], share_of(memory, workers).tile)
+
+        def tile(space: Workspace, reader: Reader, i: int) -> None:
+            t = places[int(tiles.unit[i])][0]
+            low, size, itemsize = int(tiles.low[i]), int(tiles.size[i]), self.there[t].itemsize
+            assembler.assemble(t, low // itemsize, (low + size) // itemsize, reader, space, found)
+            self.counters.add(read=reader.bytes_read, tiles=1)
+            reader.bytes_read = 0
+            reader.fragments.clear()
+
+        self.through(len(tiles), tile, memory, workers)
+        self.files.check_unchanged()
+        counters = self.counters
+        return Report(
+            self.top, bytes_needed=self.rows.bytes_needed, bytes_read=counters.bytes_read, bytes_live_max=self.live_max,
+            tiles=counters.tiles, files=len(self.files.files), seconds=dict(counters.seconds),
+        )  # fmt: skip
+
+    def through(self, count: int, one: Callable[[Workspace, Reader, int], None], memory: int, workers: int) -> None:
+        """Call `one` for each number, in threads."""
+        share, budget, queue = share_of(memory, workers), Budget(memory), Queue(count)
 
         def work(stop: threading.Event) -> None:
             with Workspace(share, budget) as space:
                 reader = Reader(self.files)
                 while not stop.is_set() and (i := queue.take()) is not None:
-                    t = int(tiles.unit[i])
-                    low, size, itemsize = int(tiles.low[i]), int(tiles.size[i]), self.there[t].itemsize
-                    assembler.assemble(t, low // itemsize, (low + size) // itemsize, reader, space, found)
-                    counters.add(read=reader.bytes_read, tiles=1)
-                    reader.bytes_read = 0
-                    reader.fragments.clear()
+                    one(space, reader, i)
 
-        with counters.phase("compare"):
+        with self.counters.phase("compare"):
             run_through(queue, work, workers)
-        self.files.check_unchanged()
-        return Report(
-            self.top, bytes_needed=self.rows.bytes_needed, bytes_read=counters.bytes_read, bytes_live_max=budget.live_max,
-            tiles=counters.tiles, files=len(self.files.files), seconds=dict(counters.seconds),
-        )  # fmt: skip
+        self.live_max = max(self.live_max, budget.live_max)
 
 
-def _rooted(place: Place, root: str) -> Place:
+def _named_file(place: Place, file: str) -> Place:
     assert place.extent is not None
-    file = f"{root}/{place.extent.file}"
     return evolve(place, extent=evolve(place.extent, file=file))
 
 

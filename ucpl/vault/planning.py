@@ -30,7 +30,7 @@ from ucpl.vault.arenas import get_places
 from ucpl.vault.layout_writer import LayoutWriter, get_holders
 from ucpl.vault.rank_schemes import Scheme, rank_schemes
 from ucpl.vault.survival import LostRange, Survival
-from ucpl.verification.elements import element_at
+from ucpl.verification.elements import Elements
 
 __all__ = [
     "KINDS", "DomainLoss", "Room", "VaultPlan", "plan_vault", "get_domains", "Footprint", "PlacedTensor",
@@ -106,8 +106,12 @@ class Footprint:
         width = width_of(kept.tensor.dtype)
         first, last = (int(at / width) for at in (low, max(low, high - 1)))
         number = self.numbers[kept.tensor.file, kept.tensor.key]
-        (state, one), (_, other) = (element_at(self.placement, number, at) for at in (first, last))
+        (state, one), (_, other) = (self._elements.at(number, at) for at in (first, last))
         return f"{state} of {one}" if one == other else f"{state} of {one} to {other}"
+
+    @cached_property
+    def _elements(self) -> Elements:
+        return Elements(self.placement)
 
     @property
     def numbers(self) -> dict[tuple[str, Key], int]:

@@ -19,7 +19,7 @@ from ucpl.runtime.compare import Comparison
 from ucpl.runtime.source_checks import check_padding
 from ucpl.runtime.verify import Verified, verify_files
 from ucpl.verification.blobs import find_wrong_copies
-from ucpl.verification.elements import counted, finding
+from ucpl.verification.elements import Elements, counted
 from ucpl.verification.evidence import (
     Evidence,
     EvidenceRequest,
@@ -200,7 +200,8 @@ def _compared(
         return None, padding
     back = plan.of(sources=plan.targets, targets=plan.sources, moves=checks)
     compared = compare_target(back, checkpoint, checkpoint, memory=memory, workers=workers)
-    return compared, padding + [finding("E700", u, placement, "copies differ") for u in compared]
+    elements = Elements(placement)
+    return compared, padding + [elements.finding("E700", u, "copies differ") for u in compared]
 
 
 def _turned(m: Runs) -> Runs:

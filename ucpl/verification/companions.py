@@ -18,7 +18,7 @@ from ucpl.planning import order
 from ucpl.records import define, frozen
 from ucpl.runtime.compare import Unequal
 from ucpl.verification.compare import reachable, stored_dtypes
-from ucpl.verification.elements import Pair, counted, element_at, only, pairs_of
+from ucpl.verification.elements import Elements, Pair, counted, only, pairs_of
 from ucpl.verification.target_check import compare_target
 
 __all__ = ["Agreement", "agreement"]
@@ -103,7 +103,7 @@ def agreement(
 
 
 def _texts_of(compared: Iterable[Unequal], target: Placement) -> Iterator[str]:
-    homes = [h for p in target.parts for h in p.homes]
+    elements = Elements(target)
     for u in compared:
-        _, element = element_at(target, u.target, u.position(homes[u.target].shape))
+        _, element = elements.wrong(u)
         yield f"{element} is {u.wanted} in the shards, {u.value} in {u.file}"

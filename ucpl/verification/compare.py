@@ -7,17 +7,19 @@ that only one side stores is compared with the value that the other derives.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Literal
 
 from attrs import evolve, field
 
 from ucpl.files.checkpoint import Checkpoint
-from ucpl.graph import build
-from ucpl.layout import LogicalTensor
+from ucpl.graph import build, in_step
+from ucpl.layout import Layout, LogicalTensor
 from ucpl.placement import Placement
+from ucpl.placement.families import apart
 from ucpl.planning import order
-from ucpl.records import frozen
+from ucpl.records import define, frozen
 from ucpl.registry import format_named
 from ucpl.verification.blobs import compare_blobs
 from ucpl.verification.elements import Pair, counted, only, pairs_of
@@ -90,38 +92,40 @@ def likeness(
     weights: compare these alone, those of two dtypes in the narrower one.
     Raises: UcplError E613 (declared copies within one of them differ), E610, E611 (it cannot be read).
     """
+    here, there = _alike(a, here, b, there)
+    single = _Single(there.layout)
     found = _models(here, there)
-    same = {path for path in here.layout.tensors if path in there.layout.tensors} - {d.name for d in found}
+    same = (here.layout.placed.keys() & there.layout.placed.keys()) - single.placed(d.name for d in found)
     bounds = {"memory": memory, "workers": workers}
     ours, theirs = pairs_of(here), pairs_of(there)
     alone = _alone(ours, theirs)
-    dtypes = list(_dtypes(a, here, b, there, same))
+    dtypes = _dtypes(a, here, b, there, same)
     silent: list[OneSidedValue] = []
     if weights:
         found = [d for d in found if d.name in here.layout.tensors or d.name in there.layout.tensors]
         ours, theirs = ({pair for pair in some if pair[1] == "weight"} for some in (ours, theirs))
         dtypes = [d for d in dtypes if d.state == "weight"]
         narrow = weights_in_narrower_dtype(dtypes)
-        apart = compare_narrower((a, here), (b, there), dtypes, bounds)
+        measured = compare_narrower((a, here), (b, there), dtypes, bounds)
     else:
         kinds, silent = _kinds(a, here, b, there)
         found += kinds
         trained = weights_in_two_dtypes((a, here), (b, there), dtypes)
         narrow = dict.fromkeys(trained, "")
-        apart = compare_rounded((a, here), (b, there), trained, bounds)
-    found += [d for d in dtypes if d.state != "weight" or d.name not in narrow]
-    found += apart.differences
+        measured = compare_rounded((a, here), (b, there), trained, bounds)
+    found += single.differences(d for d in dtypes if d.state != "weight" or d.name not in narrow)
+    found += measured.differences
     wrong = {(d.name, d.state) for d in dtypes}
     forward = {p for p in theirs if p[0] in same and p not in wrong}
     backward = {p for p in ours - theirs if p[0] in same and p not in wrong}
-    elements, read, live = apart.elements, apart.bytes_read, 0
+    elements, read, live = measured.elements, measured.bytes_read, 0
     derived: list[str] = []
     for turned, wanted in ((False, forward), (True, backward)):
         x, left, y, right = (b, there, a, here) if turned else (a, here, b, there)
         reach, origins, lost = reachable(left, wanted)
         found += [
             Difference("tensor", path, state, a="stored" if turned else "nothing", b="nothing" if turned else "stored")
-            for path, state in sorted(lost)
+            for path, state in sorted(single.pairs(lost))
         ]
         if not reach:
             continue
@@ -134,24 +138,70 @@ def likeness(
         elements += compared.elements
         read += compared.report.bytes_read
         live = max(live, compared.report.bytes_live_max)
-        found += [named(u, target, turned) for u in compared]
+        found += named(compared, target, turned)
     aside = compare_states(a, b) if not weights else StateComparison()
     blobs, values = compare_blobs(a, here, b, there) if not weights else ([], 0)
     found += [*aside.differences, *blobs]
     unsaid = (*silent, *aside.unsaid)
     return Likeness(
         tuple(found),
-        len(same),
+        sum(len(here.layout.members(path)) for path in same),
         elements,
         read,
         live,
         tuple(derived),
         aside.count + values,
         unsaid,
-        rounded=apart.rounded,
+        rounded=measured.rounded,
         alone="" if weights else alone,
         narrow=", ".join(sorted({*narrow.values()} - {""})),
     )
+
+
+def _alike(a: Checkpoint, here: Placement, b: Checkpoint, there: Placement) -> tuple[Placement, Placement]:
+    """Both sides with the families that each stores in one dtype.
+
+    Weights of two training dtypes are measured tensor by tensor.
+    """
+    here, there = in_step(here, there)
+    families = here.layout.families
+    if not families:
+        return here, there
+    types = types_of(a, here), types_of(b, there)
+    odd = {path for of in types for (path, _), dtypes in of.items() if len(dtypes) > 1}
+    trained = weights_in_two_dtypes((a, here), (b, there), _dtypes(a, here, b, there, {*families}))
+    together = families.keys() - odd - trained.keys()
+    return apart(here, together), apart(there, together)
+
+
+@define(slots=False)
+class _Single:
+    """Tensors of the model behind those of a placement with families."""
+
+    layout: Layout
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        return {name: n for n, name in enumerate(self.layout.tensors)}
+
+    def placed(self, names: Iterable[str]) -> set[str]:
+        """The families of these tensors, and tensors without one."""
+        known = {*names}
+        return known | {path for path, one in self.layout.families.items() if not known.isdisjoint(one.names)}
+
+    def pairs(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
+        return ((name, state) for path, state in pairs for name in self.layout.members(path))
+
+    def differences(self, found: Iterable[Difference]) -> list[Difference]:
+        """Those of a family, one for each of its tensors.
+
+        They are by state, in the model's order.
+        """
+        if not self.layout.families:
+            return [*found]
+        each = [evolve(d, name=name) for d in found for name in self.layout.members(d.name)]
+        states = {state: n for n, state in enumerate(dict.fromkeys(d.state for d in each))}
+        return sorted(each, key=lambda d: (states[d.state], self.places[d.name]))
 
 
 def _alone(ours: set[Pair], theirs: set[Pair]) -> str:
@@ -232,7 +282,10 @@ def types_of(checkpoint: Checkpoint, placement: Placement) -> dict[Pair, dict[st
     for part in placement.parts:
         found = (known.get(place) for _, places in part.homes.places() for place in places)
         dtypes = ["" if extent is None else extent.dtype for extent in found]
-        seen = sorted({(t, h) for t, h in zip(part.pieces.tensor.tolist(), part.pieces.home.tolist(), strict=True)})
+        if len({*dtypes}) == 1:
+            seen = [(tensor, 0) for tensor in part.tensors]
+        else:
+            seen = sorted({*zip(part.pieces.tensor.tolist(), part.pieces.home.tolist(), strict=True)})
         for tensor, home in seen:
             out.setdefault((placement.tensors[tensor], part.state), {})[dtypes[home]] = None
     return out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import accumulate
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ucpl.errors import Diagnostic, Label, catalogue
 from ucpl.extents import key_text
 from ucpl.layout.layout import Policy
-from ucpl.placement import Homes, Part, Pieces, Placement
+from ucpl.placement import Home, Homes, Part, Pieces, Placement
 from ucpl.placement.boxes import subtract
 from ucpl.placement.placement import LOOSE, element_name
 from ucpl.records import define, frozen
@@ -22,7 +22,7 @@ from ucpl.tables import I64
 if TYPE_CHECKING:  # planning does not import the runtime
     from ucpl.runtime.compare import Unequal
 
-__all__ = ["Spot", "counted", "element_at", "element_in", "element_of", "finding", "only", "pairs_of", "spots_of"]
+__all__ = ["Elements", "Spot", "counted", "element_in", "only", "pairs_of", "spots_of"]
 
 Pair = tuple[str, str]  # (tensor, state)
 
@@ -152,39 +152,68 @@ def _within(piece: Pieces, low: I64, high: I64) -> Pieces:
     )
 
 
-def element_at(placement: Placement, target: int, position: int) -> tuple[str, str]:
-    """(state, element) at a row-major position of a stored tensor.
+@frozen(eq=False, slots=False)
+class Elements:
+    """Names of a placement's elements, by stored tensor.
 
-    `target` counts homes over all parts.
-
-    A position of padding is named by the stored tensor.
+    Stored tensors are counted over all parts.
     """
-    ends = list(accumulate(len(part.homes) for part in placement.parts))
-    number = next(i for i, end in enumerate(ends) if target < end)
-    part = placement.parts[number]
-    return part.state, element_in(placement, part, target - (ends[number] - len(part.homes)), position)
 
+    placement: Placement
 
-def element_of(u: Unequal, placement: Placement) -> str:
-    """The name of a wrong element of a target: `weight of a[0, 1]`."""
-    homes = [h for p in placement.parts for h in p.homes]
-    same = [n for n, h in enumerate(homes) if key_text(h.key) == u.key]
-    # Of chunks, a layout names the file that describes them, and `u` the one that has the bytes.
-    number = next((n for n in same if homes[n].file == u.file), same[0])
-    return " of ".join(element_at(placement, number, u.position(homes[number].shape)))
+    @cached_property
+    def starts(self) -> I64:
+        """(parts + 1,): the number of each part's first stored tensor."""
+        return np.cumsum([0, *(len(part.homes) for part in self.placement.parts)])
 
+    @cached_property
+    def by_key(self) -> dict[str, list[int]]:
+        """Numbers of the stored tensors with each key."""
+        found: dict[str, list[int]] = {}
+        places = (place for part in self.placement.parts for _, some in part.homes.places() for place in some)
+        for number, (_, key) in enumerate(places):
+            found.setdefault(key_text(key), []).append(number)
+        return found
 
-def finding(code: str, u: Unequal, placement: Placement, text: str) -> Diagnostic:
-    """A finding for the first wrong element of a stored tensor."""
-    return Diagnostic(
-        code,
-        f"{element_of(u, placement)}: {text}, {u.value} is not {u.wanted}",
-        (
-            Label(u.file, u.value, where=f"{u.key}{list(u.element)}"),
-            Label(u.source_file, u.wanted, where=f"{u.source_key}{list(u.source_element)}"),
-        ),
-        remedy=catalogue()[code].remedy,
-    )
+    def find(self, number: int) -> tuple[Part, int]:
+        """Part of a stored tensor, and its number there."""
+        n = int(np.searchsorted(self.starts, number, side="right")) - 1
+        return self.placement.parts[n], number - int(self.starts[n])
+
+    def home(self, number: int) -> Home:
+        part, home = self.find(number)
+        return part.homes.home(home)
+
+    def at(self, number: int, position: int) -> tuple[str, str]:
+        """(state, element) at a row-major position of a stored tensor.
+
+        A position of padding is named by the stored tensor.
+        """
+        part, home = self.find(number)
+        return part.state, element_in(self.placement, part, home, position)
+
+    def wrong(self, u: Unequal) -> tuple[str, str]:
+        """The same, for a target whose stored tensors these are."""
+        return self.at(u.target, u.position(self.home(u.target).shape))
+
+    def of(self, u: Unequal) -> str:
+        """The name of a wrong element of a target: `weight of a[0, 1]`."""
+        same = self.by_key[u.key]
+        # Of chunks, a layout names the file that describes them, and `u` the one that has the bytes.
+        number = next((n for n in same if self.home(n).file == u.file), same[0])
+        return " of ".join(self.at(number, u.position(self.home(number).shape)))
+
+    def finding(self, code: str, u: Unequal, text: str) -> Diagnostic:
+        """A finding for the first wrong element of a stored tensor."""
+        return Diagnostic(
+            code,
+            f"{self.of(u)}: {text}, {u.value} is not {u.wanted}",
+            (
+                Label(u.file, u.value, where=f"{u.key}{list(u.element)}"),
+                Label(u.source_file, u.wanted, where=f"{u.source_key}{list(u.source_element)}"),
+            ),
+            remedy=catalogue()[code].remedy,
+        )
 
 
 def element_in(placement: Placement, part: Part, home: int, position: int) -> str:
@@ -194,18 +223,18 @@ def element_in(placement: Placement, part: Part, home: int, position: int) -> st
     """
     found = _in_home(part, home, position)
     if found is None:
-        return f"{part.label} (padding)"
+        block, _, choice = part.homes.find(home)
+        return f"{part.label if block.named is None else block.named[choice]} (padding)"
     tensor, index = found
     path = placement.tensors[tensor]
     return element_name(placement.layout, path, index[: len(placement.layout.placed[path].counts)])
 
 
 def _in_home(part: Part, home: int, position: int) -> tuple[int, tuple[int, ...]] | None:
-    pieces = part.every_piece
+    pieces = part.pieces_of(home)
     size = pieces.high - pieces.low
     last = pieces.offset + ((size - 1) * pieces.stride).sum(axis=1)
-    rows = np.flatnonzero((pieces.home == home) & (pieces.offset <= position) & (position <= last))
-    for row in rows.tolist():
+    for row in np.flatnonzero((pieces.offset <= position) & (position <= last)).tolist():
         left = position - int(pieces.offset[row])
         index = pieces.low[row].tolist()
         for dim in np.argsort(-pieces.stride[row], kind="stable").tolist():

@@ -29,7 +29,7 @@ from ucpl.planning import Plan, order
 from ucpl.registry import format_named
 from ucpl.runtime.compare import Unequal
 from ucpl.runtime.values import decode, encode
-from ucpl.verification.elements import counted, element_of, finding, only, pairs_of
+from ucpl.verification.elements import Elements, counted, only, pairs_of
 
 if TYPE_CHECKING:
     from ucpl.files.checkpoint import Checkpoint
@@ -51,13 +51,13 @@ def weights_against_masters(
     if plan is None:
         return None, []
     compared = compare_target(plan, checkpoint, checkpoint, memory=memory, workers=workers)
-    weights = _weights(placement)
+    weights = Elements(_weights(placement))
     return compared, [_found(u, weights, checkpoint) for u in compared]
 
 
-def _found(unequal: Unequal, weights: Placement, checkpoint: Checkpoint) -> Diagnostic:
+def _found(unequal: Unequal, weights: Elements, checkpoint: Checkpoint) -> Diagnostic:
 
-    said = finding("E701", unequal, weights, "the weight is not its master, rounded")
+    said = weights.finding("E701", unequal, "the weight is not its master, rounded")
     notes, remedy = shifted_masters_report(unequal, checkpoint)
     return evolve(said, notes=notes, remedy=remedy or said.remedy)
 
@@ -78,8 +78,7 @@ def masters_of(placement: Placement, dtypes: DtypeOf | None, without: frozenset[
 
 def elements_of(placement: Placement) -> Callable[[Unequal], str]:
     """A function that names an element of such a plan's target."""
-    weights = _weights(placement)
-    return lambda unequal: element_of(unequal, weights)
+    return Elements(_weights(placement)).of
 
 
 def _weights(placement: Placement) -> Placement:

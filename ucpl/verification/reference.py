@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -357,7 +357,7 @@ def _with_notes(d: Diagnostic, more: tuple[str, ...]) -> Diagnostic:
 Boxes = tuple[I64, I64, I64] | None  # offsets, sizes, strides of the boxes in one home; None: every position counts
 
 
-@frozen(slots=False)
+@frozen
 class _Counted:
     """The compared positions of a part's stored tensors.
 
@@ -366,16 +366,8 @@ class _Counted:
 
     part: Part
 
-    @cached_property
-    def rows(self) -> tuple[I64, I64]:
-        """Pieces in the order of homes, and each home's first piece."""
-        home = self.part.every_piece.home
-        order = np.argsort(home, kind="stable")
-        return order, np.searchsorted(home[order], np.arange(len(self.part.homes) + 1))
-
     def pieces(self, number: int) -> Pieces:
-        order, begin = self.rows
-        return self.part.every_piece.take(order[begin[number] : begin[number + 1]])
+        return self.part.pieces_of(number)
 
     def boxes(self, number: int) -> Boxes:
         rows = self.pieces(number)

@@ -9,7 +9,7 @@ is measured.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from attrs import evolve, field
@@ -22,7 +22,7 @@ from ucpl.placement import Placement
 from ucpl.planning import Plan, order
 from ucpl.records import define, frozen
 from ucpl.runtime.compare import Measured, Unequal
-from ucpl.verification.elements import counted, element_at, only, pairs_of
+from ucpl.verification.elements import Elements, counted, only, pairs_of
 from ucpl.verification.target_check import compare_target, measure_target
 from ucpl.verification.train_states import Difference
 
@@ -84,7 +84,7 @@ def weights_in_two_dtypes(a: Side, b: Side, dtypes: Sequence[Difference]) -> dic
     ours, theirs = _trains_in(a[0]), _trains_in(b[0])
     if ours is None or theirs is None or ours == theirs:
         return {}
-    tensors = b[1].layout.tensors
+    tensors = b[1].layout.placed
     return {
         d.name: (d.a, d.b)
         for d in dtypes
@@ -142,7 +142,7 @@ def compare_narrower(a: Side, b: Side, dtypes: Sequence[Difference], bounds: Bou
             compared = compare_target(_plan(x, y, (set(), {*paths})), x[0], y[0], **bounds)
             elements += compared.elements
             read += compared.report.bytes_read
-            wrong += [named(u, _target(y[1], {*paths}), turned) for u in compared]
+            wrong += named(compared, _target(y[1], {*paths}), turned)
     return DtypeDistance((), tuple(wrong), elements, read)
 
 
@@ -178,7 +178,7 @@ class _RoundedWeights:
         self.elements += compared.elements
         self.bytes_read += compared.report.bytes_read
         self.tried.update(every)
-        found = [named(u, _target(y[1], every), turned) for u in compared]
+        found = named(compared, _target(y[1], every), turned)
         self.failed.update({d.name for d in found})
         self.found += found
 
@@ -232,14 +232,16 @@ def _trains_in(checkpoint: Checkpoint) -> str | None:
     return next((_FLAGS[flag] for flag, on in found.items() if on), _WHOLE) if found else None
 
 
-def named(u: Unequal, placement: Placement, turned: bool) -> Difference:
-    """A wrong element of the target: its name and place.
+def named(compared: Iterable[Unequal], placement: Placement, turned: bool) -> list[Difference]:
+    """Wrong elements of the target: their names and places.
 
     `turned`: it is A's.
     """
-    home = [h for p in placement.parts for h in p.homes][u.target]
-    position = u.position(home.shape)
-    state, element = element_at(placement, u.target, position)
+    elements = Elements(placement)
+    return [_named(u, *elements.wrong(u), turned) for u in compared]
+
+
+def _named(u: Unequal, state: str, element: str, turned: bool) -> Difference:
     there = f"{u.file}: {u.key}{list(u.element)}"
     here = f"{u.source_file}: {u.source_key}{list(u.source_element)}" if u.source_file else ""
     found = Difference("value", element.partition("[")[0], state, element, u.wanted, u.value, here, there)

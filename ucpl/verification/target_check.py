@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from attrs import evolve
 
+from ucpl.extents import Shelf
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.planning import Plan
 from ucpl.runtime.compare import Comparison, Measured, compare, measure
@@ -34,6 +35,14 @@ def measure_target(
 
 
 def _typed(plan: Plan, target: Checkpoint) -> Plan:
-    return plan.of(
-        targets=tuple(t if t.dtype else evolve(t, dtype=target.dtype_of(t.file, t.key) or "") for t in plan.targets)
-    )
+    shelves = plan.target_shelves
+    return evolve(plan, target_shelves=shelves.with_dtypes([_dtypes(shelf, target) for shelf in shelves.shelves]))
+
+
+def _dtypes(shelf: Shelf, target: Checkpoint) -> tuple[str, ...]:
+    if all(shelf.dtypes):
+        return shelf.dtypes
+    said = shelf.dtypes if len(shelf.dtypes) > 1 else shelf.dtypes * len(shelf)
+    places = (place for n in range(len(shelf.block.rank)) for place in shelf.block.texts(n))
+    found = tuple(dtype or target.dtype_of(*place) or "" for dtype, place in zip(said, places, strict=True))
+    return found[:1] if len({*found}) == 1 else found
