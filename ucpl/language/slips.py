@@ -110,7 +110,7 @@ def _unreadable(source: Source, place: int) -> Diagnostic:
             "E019",
             f"`{text[place:stop]}` starts like a number and continues like a name",
             label,
-            remedy="put a space between them, or quotes around a name that starts with a digit",
+            remedy=_number_and_name(text[place:stop]),
         )
     character = text[place]
     shown = character if character.isprintable() else f"U+{ord(character):04X}"
@@ -120,6 +120,17 @@ def _unreadable(source: Source, place: int) -> Diagnostic:
         source.label(source.span(place, place + 1)),
         remedy=_lookalike(character),
     )
+
+
+def _number_and_name(word: str) -> str:
+    """The remedy for `4K`, `8GB` and `2nd`."""
+    unit = re.fullmatch(r"(\d{1,6})([kKMG])(i?)(?:[bB])?", word)
+    if unit is None:
+        return "put a space between them, or quotes around a name that starts with a digit"
+    base = 1024 if unit[3] else 1000
+    number = int(unit[1]) * base ** ("kmg".index(unit[2].lower()) + 1)
+    more = f", or {int(unit[1]) * 1024 ** ('kmg'.index(unit[2].lower()) + 1)}" if base == 1000 else ""
+    return f"numbers are in digits alone: write {number}{more}"
 
 
 # Signs that stand for one of the language's, where the tables of Unicode do not say so.
@@ -153,6 +164,8 @@ def _lookalike(character: str) -> str:
     if not like.isascii() or not like.strip():
         return ""
     name = unicodedata.name(character, "a sign that has no name")
+    if like == "*":
+        return f"write `*` between numbers, and a space between dims: this one is U+{ord(character):04X}, {name}"
     return f"write `{'..' if like == '...' else like}`: this one is U+{ord(character):04X}, {name}"
 
 
@@ -195,8 +208,29 @@ def _unexpected(error: UnexpectedToken, source: Source, parser: Lark) -> Diagnos
         or _meant(token, expected)
         or _name_wanted(token, expected)
         or _clauses(token, expected)
+        or _called(source.text, start)
     )
     return _diagnostic("E001", message, *labels, remedy=hint)
+
+
+# Forms of the contents of brackets, by the text in front of them.
+_CALLED = {
+    r"\bpad$": "`pad` takes an axis, a number that its size becomes a multiple of, and perhaps `live` or `undefined`, as in"
+    " pad(vocab, 128 * tp)",
+    r"@(?:chunk|spread)$": "a cut takes a mesh axis, and perhaps a number of units without a name, as in @spread(tp, 64)",
+    r"\bcopies$": "`copies` has a number, as in `(g copies(4) d)`",
+    r"\bat[ \t]+\w+$": "`at` has one coordinate, as in `at pp[0]` or `at pp[-1]`: a second place of a tensor is a second line",
+}
+
+
+def _called(text: str, start: int) -> str:
+    """The form of the contents of the brackets around a place."""
+    line = text.rfind("\n", 0, start) + 1
+    for opener in reversed(open_brackets(text, start)):
+        for before, form in _CALLED.items() if opener >= line else ():
+            if re.search(before, text[line:opener]):
+                return form
+    return ""
 
 
 def _misspelt(text: str, start: int, token: Token) -> str:

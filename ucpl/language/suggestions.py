@@ -188,6 +188,7 @@ _SIGNS = {
     "!": ("not ",),
     "~": ("not ", " none"),
     "..": ("...",),
+    "...": ("..",),
     "…": ("...", ".."),
     "*": ("all", "..."),
 }
@@ -377,6 +378,8 @@ def _other_brackets(slip: _Slip, token: Match[str]) -> Iterator[tuple[str, str]]
         yield "an index comes in brackets", f"{before[:-1]}[{inner}]{after}"
     elif before.startswith("group ") and pair == "[]" and before[-1:].isalnum():
         yield "a member of a group is a tensor with all of its layers", re.sub(r"(?<=\w)\[[^\]]*\]", "", slip.line)
+    elif slip.place == "m" and re.search(r"\b(?:pad|flat|trim|copies)$", before):
+        return
     elif (before[-1:].isalnum() and not slip.opened(start)) or ":" in inner:
         for other in ("()", "[]"):
             if other != pair:
@@ -442,6 +445,9 @@ def _inserted(slip: _Slip) -> Iterator[tuple[str, str]]:
         and re.fullmatch(r"[\w. ]+", slip.line)
     ):
         yield "`:` is missing", f"{before} : {after}"
+    if follows in ("reversed", "dealt") and "order" in slip.expected:
+        yield "`order` is missing", f"{before} order {after}"
+        return
     for sign in sorted(
         slip.expected - {"NAME", "INT", "STRING", "_NL", "..", "...", "-", "+"}, key=lambda one: (one != "=", one)
     ):

@@ -26,6 +26,7 @@ __all__ = [
     "ModelGroups",
     "UnknownTensor",
     "aliases_of",
+    "check_digits",
     "check_sizes",
     "for_alias",
     "groups_of",
@@ -208,6 +209,23 @@ def check_sizes(items: Sequence[nodes.ModelItem], rules: Iterable[nodes.Record],
             for position, dim in enumerate(item.dims):
                 if dim.name in unknown:
                     _dimension(item, position, scope, items)
+
+
+def check_digits(items: Iterable[nodes.ModelItem]) -> None:
+    """Check that an `index` of a model has digits alone.
+
+    Raises: UcplError E201.
+    """
+    for rule in items:
+        if isinstance(rule, nodes.Index) and (
+            cut := next((s for s in walk(rule.axis) if isinstance(s, nodes.Split)), None)
+        ):
+            fail(
+                "E201",
+                f"`index {rule.name}` of a model is cut over `{cut.mesh_axis}`, and a model has no ranks",
+                at(rule.span),
+                remedy="put the line into the layouts with these ranks",
+            )
 
 
 def _by_which(item: nodes.Tensor, name: str, count: int, scope: Scope, items: Sequence[nodes.ModelItem]) -> str:

@@ -97,6 +97,10 @@ def for_dim(
     if name in ("x", "by", "times") and item.shape is not None:
         bare = rewritten(item, lambda node: _without_word(node, name))
         return _with_line("dims stand side by side, with a space between them", bare)
+    if last in ("chunk", "split", "tensor_split") and name != last:
+        cut = "chunk({axis})" if last != "tensor_split" else "spread({axis})"
+        dim, axis = name.rpartition(".")[0], next(iter(mesh_axes), "tp")
+        return f"a cut comes after its dim, as in `{dim}@{cut.format(axis=axis)}`"
     placed = _as_placed(item, of, mesh_axes)
     if placed is not None and last in ("None", *mesh_axes):
         return _with_line("the mesh axis comes after the dim that it cuts, and an uncut dim has no word", placed)

@@ -20,7 +20,16 @@ from ucpl.layout.fills import fillings_of
 from ucpl.layout.layout import Entry, GlobMatch, Layout, Mesh, States, domain_rules
 from ucpl.layout.library import Library
 from ucpl.layout.misplaced_statements import check_acting, check_founded, check_known, check_places
-from ucpl.layout.models import UnknownTensor, aliases_of, check_sizes, for_alias, groups_of, states_of, tensors_of
+from ucpl.layout.models import (
+    UnknownTensor,
+    aliases_of,
+    check_digits,
+    check_sizes,
+    for_alias,
+    groups_of,
+    states_of,
+    tensors_of,
+)
 from ucpl.layout.name_remedies import in_short, nearest
 from ucpl.layout.patterns import index_rules, meshes_of
 from ucpl.layout.reduced_states import check_carried_states, with_reduced_states
@@ -89,6 +98,7 @@ def resolved(opened: OpenedLayout, sizes: Mapping[str, Value], *, fold: bool = F
     _reject_unknown_sizes(sizes, opened)
     meshes = meshes_of(items, scope)
     scope.mesh_axes = tuple(dict.fromkeys(axis for mesh in meshes for axis in mesh.axes))
+    check_digits(model_items)
     check_sizes(model_items, [*model_items, *items], scope)
     indices = index_rules([*model_items, *items], scope)
     folds = fold and _can_fold(opened)

@@ -142,6 +142,7 @@ def check_setting_values(item: nodes.Framework, settings: Mapping[str, Value]) -
 
     Raises: UcplError E192 for an unknown stage of ZeRO, and for a degree below 1.
     """
+    format_named(item.call.name).check_settings(settings)
     for argument in item.call.arguments:
         name, value = argument.name or "", settings.get(argument.name or "")
         if isinstance(value, str) and (name == "stage" or name in _DEGREES):

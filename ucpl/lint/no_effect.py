@@ -33,6 +33,16 @@ __all__ = [
 
 _EVERYWHERE = ("weight", "fp32")
 _FORMS = ("torch", "safetensors")
+_FORMS_ELSEWHERE = {
+    "pt": "torch",
+    "pth": "torch",
+    "bin": "torch",
+    "ckpt": "torch",
+    "pickle": "torch",
+    "pkl": "torch",
+    "pytorch": "torch",
+}
+_SUFFIXES = {"torch": (".pt", ".pth", ".bin", ".ckpt"), "safetensors": (".safetensors",)}
 _FOREIGN = re.compile(r"%[ds]|%0?[0-9]+d|\$\{?\w*|<\w+>|\*")  # placeholders of other tools
 
 
@@ -52,10 +62,7 @@ def lines_without_effect(layout: Layout, items: Iterable[nodes.LayoutItem], *, o
                 yield from _idle_conditions(layout, item)
                 yield from _idle_casts(layout, item)
             case nodes.Files(form=str() as form) if not layout.framework:
-                close = nearest(form, _FORMS)
-                if close not in (None, form):
-                    where = f"(line {item.span.line})"
-                    yield f"{layout.name}: `{form}` {where} is a form that no framework writes: did you mean `{close}`?"
+                yield from _odd_form(layout, form, item)
             case nodes.Entry(path=path, shape=None, glob=()) if of_any and path != "*":
                 if path not in layout.tensors and path not in layout.aliases:
                     close = nearest(path, [*layout.tensors, *layout.aliases])
@@ -69,6 +76,18 @@ def lines_without_effect(layout: Layout, items: Iterable[nodes.LayoutItem], *, o
                             f"{layout.name}: `derive {one} from {other}`, and {layout.model_name} has no state `{name}`."
                             f" The states are {known}"
                         )
+
+
+def _odd_form(layout: Layout, form: str, item: nodes.Files) -> Iterator[str]:
+    """A form that no framework writes, or the suffix of another form."""
+    where = f"(line {item.span.line})"
+    close = nearest(form, _FORMS) or _FORMS_ELSEWHERE.get(form)
+    if close not in (None, form):
+        yield f"{layout.name}: `{form}` {where} is a form that no framework writes: did you mean `{close}`?"
+    other = next((one for one, ends in _SUFFIXES.items() if one != form and item.template.endswith(ends)), "")
+    if other and form in _FORMS:
+        meant = f"file {item.name} = {other}"
+        yield f'{layout.name}: "{item.template}" {where} has the suffix of another form. Did you mean `{meant}`?'
 
 
 def _idle_conditions(layout: Layout, item: nodes.Entry) -> Iterator[str]:
@@ -170,6 +189,9 @@ def foreign_texts(layout: Layout, items: Iterable[nodes.LayoutItem]) -> Iterator
 
 def empty_ranges(layout: Layout, items: Iterable[nodes.ModelItem]) -> Iterator[str]:
     """Numeric ranges of a model's tensors that are empty or too long."""
+    items = tuple(items)
+    bindings = [one for item in items if isinstance(item, nodes.Dims) for one in item.bindings]
+    stated = {one.name for one in bindings if isinstance(one.value, nodes.Number)}  # others may be larger elsewhere
     for item in items:
         if not isinstance(item, nodes.Tensor):
             continue
@@ -177,13 +199,18 @@ def empty_ranges(layout: Layout, items: Iterable[nodes.ModelItem]) -> Iterator[s
             if dim.range is None or dim.name is None or dim.range.others:
                 continue
             for part in dim.range.items:
-                if isinstance(part, nodes.Range) and (said := _of_a_range(part, dim.name, layout.sizes.get(dim.name))):
+                size = layout.sizes.get(dim.name)
+                if isinstance(part, nodes.Range) and (said := _of_a_range(part, dim.name, size, dim.name in stated)):
                     yield f"{item.path}: {said}"
 
 
-def _of_a_range(part: nodes.Range, dim: str, size: int | None) -> str:
+def _of_a_range(part: nodes.Range, dim: str, size: int | None, is_stated: bool) -> str:
     """The fault of one range, with the likely intended one; else \"\"."""
     match part:
+        case nodes.Range(start=nodes.Number(value=low), stop=None) if (
+            is_stated and size is not None and low >= size > 0
+        ):
+            return f"`{dim}[{low}..]` holds nothing: `{dim}` is {size}. Write `{dim}[{size - 1}..]`, or a lower number"
         case nodes.Range(start=start, stop=nodes.Number(value=high)) if size is not None and high > size:
             low = start.value if isinstance(start, nodes.Number) else 0
             return f"`..{high}` ends behind `{dim}`, which is {size}. Write `{dim}[{low}..]`, or `{dim}[{low}..{size}]`"

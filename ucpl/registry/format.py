@@ -235,6 +235,9 @@ class Format:
         """
         return None
 
+    def check_settings(self, settings: Mapping[str, object]) -> None:
+        """Check values of a target's settings, with the format's code."""
+
     def needs_modules(self, settings: Mapping[str, object]) -> bool:
         """True if a target has one tensor for each layer and expert."""
         return False

@@ -40,6 +40,12 @@ class HuggingFaceFormat(Format):
 
         return Store()
 
+    def check_settings(self, settings: Mapping[str, object]) -> None:
+        if settings.get("shard", "5GB") != "5GB":
+            from ucpl.formats.huggingface.writing import shard_bytes
+
+            shard_bytes(settings["shard"])
+
     def open_named(self, path: Path, names: Sequence[str]) -> Checkpoint:
         from ucpl.formats.huggingface.store import HuggingFace
 
