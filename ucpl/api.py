@@ -9,6 +9,7 @@ waits for no store, `apply` for no compiler.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
@@ -24,7 +25,7 @@ from ucpl.conversion.ordering import demand_used, order_of
 from ucpl.conversion.planning import Asked, make_plan
 from ucpl.conversion.requests import Given, called, library_of, model_named
 from ucpl.conversion.side import Side
-from ucpl.conversion.sides import families_of, in_families, with_common_families
+from ucpl.conversion.sides import families_of, in_families, is_by_tensor, with_common_families, without_families
 from ucpl.conversion.sides import source_side as describe
 from ucpl.conversion.sides import target_side as aim
 from ucpl.conversion.weights import in_names_of_both, open_for_comparison, open_for_inspection
@@ -225,7 +226,9 @@ def verify(checkpoint: Here, *, against: Here | None = None, **how: Unpack[ToVer
     described = called(layout) if layout is not None else None
 
     def read(given: Given) -> Side:
-        return describe(open_headers(checkpoint, described, given), described, given)
+        opened = open_headers(checkpoint, described, given)
+        place = describe if against is not None or is_by_tensor(opened) else in_families
+        return place(opened, described, given)
 
     side = open_for_inspection(read, given)
     opened = side.checkpoint
@@ -241,8 +244,10 @@ def verify(checkpoint: Here, *, against: Here | None = None, **how: Unpack[ToVer
         if how.get("witness", True)
         else None
     )
-    folded = families_of(side) if described is None else None
-    found = verdict(opened, side.placement, asked=asked, folded=folded, **bounds_of(how))
+    is_folded = bool(side.layout.families)
+    folded = families_of(side) if described is None and not is_folded else None
+    single = partial(without_families, side) if is_folded else None
+    found = verdict(opened, side.placement, asked=asked, folded=folded, single=single, **bounds_of(how))
     held = held_weights(opened, side.placement, bounds_of(how))
     loader = found_in(opened, of_class=how.get("witness", True))
     passed = entries_of(("not read", one.kind, one.name, one.why) for one in not_read_of(opened))

@@ -19,8 +19,20 @@ from tests.cli.command import FIXTURES
 from tests.counted import calls
 from ucpl import api
 from ucpl.conversion import sides
+from ucpl.conversion.side import Side
+from ucpl.placement import Placement
 from ucpl.runtime.assemble import Assembler
 from ucpl.verification import compare as room
+
+TWICE = """ucpl 2
+layout twice(dp = 2) of any {
+  framework torch()
+  mesh dp
+  file weights = torch "rank{dp}.pt"
+  group * = model
+  * = ... as "{name}"
+}
+"""
 
 Tensors = dict[str, torch.Tensor]
 TOGETHER, ALONE = 1, 10**9
@@ -169,3 +181,34 @@ def test_one_more_tensor_takes_few_calls(tmp_path: Path, monkeypatch: pytest.Mon
         counts.append(calls(lambda a=folder, b=file: api.compare(a, b)))  # type: ignore[misc]
         assert not assembled
     assert counts[1] - counts[0] <= PER_TENSOR * 300, counts
+
+
+@pytest.mark.parametrize("is_odd", [False, True])
+def test_a_verification_is_the_same(is_odd: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An element of a copy that differs is named."""
+    dice = torch.Generator().manual_seed(7)
+    held = {f"layers.{n}.up.weight": torch.randn(4, 2, generator=dice) for n in range(12)}
+    source, target = tmp_path / "a.pt", tmp_path / "b"
+    torch.save({"model": held}, source)
+    (tmp_path / "twice.ucpl").write_text(TWICE)
+    api.convert(source, target, f"{tmp_path / 'twice.ucpl'}:twice()")
+    if is_odd:
+        value = torch.load(target / "rank1.pt")
+        value["layers.10.up.weight"][3, 1] += 1
+        torch.save(value, target / "rank1.pt")
+    made: list[tuple[Any, ...]] = []
+    asked: list[Side] = []
+    whole = sides.without_families
+
+    def watched(side: Side) -> Placement:
+        asked.append(side)
+        return whole(side)
+
+    monkeypatch.setattr(api, "without_families", watched)
+    for count in (ALONE, TOGETHER):
+        monkeypatch.setattr(sides, "FAMILIES_FROM", count)
+        verdict = api.verify(target, layout=f"{tmp_path / 'twice.ucpl'}:twice()")
+        made.append((bool(verdict), verdict.copied, verdict.rounded, verdict.notes, verdict.findings))
+    assert made[0] == made[1] and made[0][0] is not is_odd
+    assert len(asked) == is_odd and made[0][1] > 0
+    assert not is_odd or any("layers.10.up.weight[3, 1]" in str(one) for one in made[0][4])

@@ -41,7 +41,10 @@ if TYPE_CHECKING:
     from ucpl.language import nodes
     from ucpl.placement import Placement
 
-__all__ = ["families_of", "in_families", "sides", "source_side", "target_side", "with_common_families"]
+__all__ = [
+    "families_of", "in_families", "is_by_tensor", "sides", "source_side", "target_side", "with_common_families",
+    "without_families",
+]  # fmt: skip
 
 # Tensors. A plan of fewer is cheap, and its nodes have the names of single ones.
 FAMILIES_FROM = 2_000
@@ -85,6 +88,25 @@ def in_families(checkpoint: Checkpoint, described: Called | None, given: Given) 
         except UcplError:
             pass
     return source_side(checkpoint, described, given)
+
+
+def is_by_tensor(checkpoint: Checkpoint) -> bool:
+    """True if a verification names single tensors besides its faults.
+
+    Masters are witnesses tensor by tensor, flat buffers state an order, and companion files have names.
+    """
+    state = checkpoint.state
+    is_mastered = any(FP32 in tensor.states for tensor in state.tensors)
+    return is_mastered or bool(state.parallel.flats) or checkpoint.container is not None
+
+
+def without_families(side: Side) -> Placement:
+    """The placement of a side with each tensor alone."""
+    from ucpl.inference.infer import stated_of
+
+    assert side.checkpoint is not None
+    given = evolve(side.given, folding=None)
+    return located(side.called, given, stated=stated_of(side.checkpoint)).placement
 
 
 def with_common_families(here: Side, there: Side) -> tuple[Side, Side]:

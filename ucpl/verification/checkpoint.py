@@ -77,12 +77,13 @@ def verdict(
     workers: int = 2,
     quick: float | None = None,
     folded: Callable[[], Placement] | None = None,
+    single: Callable[[], Placement] | None = None,
 ) -> Verdict:
     """Verify an opened and located checkpoint. Its faults are findings, not errors.
 
     asked: which witnesses are called for the spec; None calls none but those that the checkpoint itself is.
     quick: seconds for reading. Only digests are compared then.
-    folded: the placement with tensors that are stored alike as one.
+    folded: the placement with tensors that are stored alike as one. single: without families, if `placement` has some.
     """
     files = verify_files(checkpoint, memory=memory, workers=workers, seconds=quick)
     findings = [*checkpoint.state.issues, *files.findings]
@@ -95,7 +96,9 @@ def verdict(
     copies: Comparison | None = None
     held: Comparison | None = None
     try:
-        copies, found = _copies(checkpoint, placement, folded, memory, workers)
+        first = placement if folded is None else folded()
+        last = single or (lambda: placement)
+        copies, found = _copies(checkpoint, first, last, memory, workers)
         copied = copies.elements if copies is not None else 0
         findings += found
         notes.append(_copies_text(copies))
@@ -163,24 +166,20 @@ def _contradiction(witness: Evidence, checkpoint: Checkpoint) -> Diagnostic:
 
 
 def _copies(
-    checkpoint: Checkpoint,
-    placement: Placement,
-    folded: Callable[[], Placement] | None,
-    memory: int,
-    workers: int,
+    checkpoint: Checkpoint, first: Placement, single: Callable[[], Placement], memory: int, workers: int
 ) -> tuple[Comparison | None, list[Diagnostic]]:
     """Compare with families first.
 
     A fault is found once more without them, so that it names a tensor.
     """
-    if folded is not None:
+    if first.layout.families:
         try:
-            copies, found = _compared(checkpoint, folded(), memory, workers)
+            copies, found = _compared(checkpoint, first, memory, workers)
         except UcplError:
-            return _compared(checkpoint, placement, memory, workers)
+            return _compared(checkpoint, single(), memory, workers)
         if not found:
             return copies, found
-    return _compared(checkpoint, placement, memory, workers)
+    return _compared(checkpoint, single(), memory, workers)
 
 
 def _compared(
