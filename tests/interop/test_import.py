@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from attrs import evolve
 from safetensors.torch import load_file, save_file
 
 import ucpl
@@ -21,6 +22,8 @@ from ucpl import api
 from ucpl.cli import main
 from ucpl.errors import UcplError
 from ucpl.inference.hf import import_hf
+from ucpl.language import nodes, parse
+from ucpl.language.printer import print_item
 
 pytestmark = pytest.mark.interop
 
@@ -83,78 +86,78 @@ BAMBA = {
 # name: (class, config, some expected lines: path and dims)
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
     "llama": ("LlamaForCausalLM", LLAMA, {
-        "model.layers.self_attn.q_proj.weight": "l n d hidden_size",
-        "model.layers.self_attn.v_proj.weight": "l g d hidden_size",
+        "self_attn.q_proj.weight": "l n d hidden_size",
+        "self_attn.v_proj.weight": "l g d hidden_size",
     }),
     "llama tied": ("LlamaForCausalLM", {**LLAMA, "tie_word_embeddings": True}, {
         "model.embed_tokens.weight": "vocab_size hidden_size",
     }),
     "qwen2": ("Qwen2ForCausalLM", {k: v for k, v in {**LLAMA, "hidden_size": 60}.items() if k != "head_dim"}, {
-        "model.layers.self_attn.q_proj.bias": "l n d",
+        "self_attn.q_proj.bias": "l n d",
     }),
-    "qwen3": ("Qwen3ForCausalLM", LLAMA, {"model.layers.self_attn.q_norm.weight": "l d"}),
+    "qwen3": ("Qwen3ForCausalLM", LLAMA, {"self_attn.q_norm.weight": "l d"}),
     "qwen3 moe": ("Qwen3MoeForCausalLM", MOE, {
-        "model.layers.mlp.experts.up_proj.weight": "l e moe_intermediate_size hidden_size",
-        "model.layers.mlp.gate.weight": "l e hidden_size",
+        "mlp.experts.up_proj.weight": "l e moe_intermediate_size hidden_size",
+        "mlp.gate.weight": "l e hidden_size",
     }),
     "mixtral": ("MixtralForCausalLM", {**LLAMA, "num_local_experts": 5, "num_experts_per_tok": 2}, {
-        "model.layers.block_sparse_moe.experts.w1.weight": "l e intermediate_size hidden_size",
+        "block_sparse_moe.experts.w1.weight": "l e intermediate_size hidden_size",
     }),
     "deepseek v3": ("DeepseekV3ForCausalLM", DEEPSEEK, {
-        "model.layers.self_attn.kv_b_proj.k": "l n qk_nope_head_dim kv_lora_rank",
-        "model.layers.self_attn.o_proj.weight": "l hidden_size n v_head_dim",
-        "model.layers.eh_proj.embed": "l[config.num_hidden_layers..] hidden_size hidden_size2",
-        "model.layers.mlp.experts.up_proj.weight": "l[config.first_k_dense_replace..] e moe_intermediate_size hidden_size",
+        "self_attn.kv_b_proj.k": "l n qk_nope_head_dim kv_lora_rank",
+        "self_attn.o_proj.weight": "l hidden_size n v_head_dim",
+        "eh_proj.embed": "l[config.num_hidden_layers..] hidden_size hidden_size2",
+        "mlp.experts.up_proj.weight": "l[config.first_k_dense_replace..] e moe_intermediate_size hidden_size",
     }),
-    "gemma3": ("Gemma3ForCausalLM", LLAMA, {"model.layers.self_attn.q_proj.weight": "l n d hidden_size"}),
+    "gemma3": ("Gemma3ForCausalLM", LLAMA, {"self_attn.q_proj.weight": "l n d hidden_size"}),
     "gpt neox": ("GPTNeoXForCausalLM", NEOX, {
-        "gpt_neox.layers.attention.query_key_value.q": "l n d hidden_size",
-        "gpt_neox.layers.attention.query_key_value.q_bias": "l n d",
+        "attention.query_key_value.q": "l n d hidden_size",
+        "attention.query_key_value.q_bias": "l n d",
     }),
     "t5": ("T5ForConditionalGeneration", T5, {"encoder.block.layer.SelfAttention.q.weight": "l n d d_model"}),
     "whisper": ("WhisperForConditionalGeneration", WHISPER, {
         "model.encoder.layers.self_attn.q_proj.weight": "l encoder_n encoder_d d_model",
     }),
     "mamba2": ("Mamba2ForCausalLM", MAMBA2, {
-        "backbone.layers.mixer.in_proj.x": "l n d hidden_size",
-        "backbone.layers.mixer.in_proj.b": "l n_groups state_size hidden_size",
+        "mixer.in_proj.x": "l n d hidden_size",
+        "mixer.in_proj.b": "l n_groups state_size hidden_size",
     }),
     "jamba": ("JambaForCausalLM", JAMBA, {
-        "model.layers.self_attn.k_proj.weight":
+        "self_attn.k_proj.weight":
             "l[config.attn_layer_offset.. by config.attn_layer_period] g d hidden_size",
-        "model.layers.mamba.in_proj.x":
+        "mamba.in_proj.x":
             "l[not config.attn_layer_offset.. by config.attn_layer_period] inner hidden_size",
     }),
     "bamba": ("BambaForCausalLM", BAMBA, {
-        "model.layers.self_attn.q_proj.weight": "l[attn_layer_indices] n d hidden_size",
-        "model.layers.mamba.D": "l[not attn_layer_indices] mamba_n_heads",
+        "self_attn.q_proj.weight": "l[attn_layer_indices] n d hidden_size",
+        "mamba.D": "l[not attn_layer_indices] mamba_n_heads",
     }),
     "llama4": ("Llama4ForCausalLM", LLAMA4, {
-        "model.layers.feed_forward.experts.gate": "l[moe_layers] e hidden_size intermediate_size",
+        "feed_forward.experts.gate": "l[moe_layers] e hidden_size intermediate_size",
     }),
     "qwen3 next": ("Qwen3NextForCausalLM", QWEN3_NEXT, {
-        "model.layers.self_attn.q_proj.gate": "l[full_attention] n d hidden_size",
-        "model.layers.linear_attn.in_proj_qkvz.z": "l[linear_attention] linear_g linear_r linear_value_head_dim hidden_size",
+        "self_attn.q_proj.gate": "l[full_attention] n d hidden_size",
+        "linear_attn.in_proj_qkvz.z": "l[linear_attention] linear_g linear_r linear_value_head_dim hidden_size",
     }),
     "falcon": (
         "FalconForCausalLM",
         {"vocab_size": 67, "hidden_size": 60, "num_hidden_layers": 3, "num_attention_heads": 6, "ffn_hidden_size": 22},
-        {"transformer.h.self_attention.query_key_value.k": "l d hidden_size"},
+        {"self_attention.query_key_value.k": "l d hidden_size"},
     ),
     "gemma3 with a tower": (
         "Gemma3ForConditionalGeneration", {"text_config": LLAMA, "vision_config": TOWER, "mm_tokens_per_image": 4},
         {"language_model.model.layers.self_attn.q_proj.weight": "l n d hidden_size"},
     ),
     "gpt oss": ("GptOssForCausalLM", {**LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2}, {
-        "model.layers.mlp.experts.gate": "l e hidden_size intermediate_size one",
+        "mlp.experts.gate": "l e hidden_size intermediate_size one",
     }),
     "olmo2": ("Olmo2ForCausalLM", {k: v for k, v in LLAMA.items() if k != "head_dim"}, {
-        "model.layers.self_attn.q_norm.weight": "l n d",
+        "self_attn.q_norm.weight": "l n d",
     }),
     "bart": ("BartForConditionalGeneration", BART, {}),
-    "phi3": ("Phi3ForCausalLM", {**LLAMA, "hidden_size": 60}, {"model.layers.self_attn.qkv_proj.k": "l g d hidden_size"}),
+    "phi3": ("Phi3ForCausalLM", {**LLAMA, "hidden_size": 60}, {"self_attn.qkv_proj.k": "l g d hidden_size"}),
     "gpt2": ("GPT2LMHeadModel", {"vocab_size": 61, "n_embd": 18, "n_layer": 4, "n_head": 6, "n_positions": 40}, {
-        "transformer.h.attn.c_attn.q": "l n_embd n d", "transformer.h.mlp.c_fc.bias": "l f",
+        "attn.c_attn.q": "l n_embd n d", "mlp.c_fc.bias": "l f",
     }),
 }  # fmt: skip
 
@@ -180,9 +183,11 @@ def test_a_config_alone_describes_what_the_class_saves(name: str, tmp_path: Path
     spec = tmp_path / "made.ucpl"
     spec.write_text(import_hf(tmp_path / "hf" / "config.json"))
     text = spec.read_text()
+    (model,) = [s for s in parse(text).statements if isinstance(s, nodes.Model)]
+    tensors = [evolve(i, dtype=None, kind="parameter") for i in model.items if isinstance(i, nodes.Tensor)]
+    said = {tensor.path: print_item(tensor) for tensor in tensors}
     for path, dims in MODELS[name][2].items():
-        found = re.search(rf"^ +{re.escape(path)} +: (.*?)( +dtype .*| +is .*)?$", text, re.MULTILINE)
-        assert found is not None and found[1] == dims, text
+        assert said.get(path) == f"{path} : {dims}", text
     config = str(tmp_path / "hf" / "config.json")
     assert main(["check", str(spec), "--config", config]) == 0
     here, there = f"{spec}:hf()", f"{spec}:tensor_parallel(tp=2)"

@@ -203,7 +203,7 @@ def test_what_a_call_gets_wrong_is_refused() -> None:
     )  # fmt: skip
     code, _, remedy = refused("pair", more="model pair {\n  use gpt(layer = 1) as b\n}\n\n")
     assert (code, remedy) == ("E117", "did you mean `layers`?")
-    assert refused("up", more="model up(layers = 9) extends gpt() {\n}\n\n")[0] == "E125"
+    assert refused("up", more="model up(layers = 9) extends gpt(layers = 3) {\n}\n\n")[0] == "E125"
     assert refused("up", more="model up extends bare() {\n}\n\n")[0] == "E124"
 
 

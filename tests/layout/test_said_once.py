@@ -15,6 +15,7 @@ from ucpl.errors import UcplError
 from ucpl.inference.sizes import sizes_of_shapes
 from ucpl.language import format_text, nodes, parse, parse_call, print_file
 from ucpl.layout import Layout, load, resolve
+from ucpl.placement import locate
 
 LONG = """ucpl 1
 model m {
@@ -173,3 +174,90 @@ def test_an_open_dim_is_read_from_keys_that_a_text_begins() -> None:
     stored = [(f"layers.{n}.self_attn.{name}", (8,)) for n in range(3) for name in "wv"]
     found = sizes_of_shapes(stored, load(("a.ucpl", text)), parse_call("cut(1)"))
     assert (found["l"][0], found["r"][0]) == (3, 4)
+
+
+HANDED = """ucpl 2
+model short(rows = 2) {
+  dim r = rows, q = 2
+  w : r q
+}
+model m(rows = 4) extends short() { }
+layout base(tp = 2, file = "base", unit = 1) of m {
+  mesh tp
+  file weights = torch "{file} {tp}"
+  w = r@spread(tp, unit) q  as "w"
+}
+layout between(tp = 2) of m extends base() { }
+layout last(tp = 2, unit = 2, file = "last") of m extends between() { }
+layout fixed(tp = 2, unit = 2) of m extends base(unit = 1, file = "fixed") { }
+"""
+
+
+def made(call: str) -> list[tuple[str, tuple[int, ...]]]:
+    found = locate(resolve(load(("handed.ucpl", HANDED)), parse_call(call)))
+    return [(home.file, home.shape) for part in found.parts for home in part.homes]
+
+
+def test_a_parameter_of_a_base_has_the_value_of_its_name() -> None:
+    """Through a layout without it, too.
+
+    Defaults are those of the layout that is called.
+    """
+    assert made("last()") == [("last 0", (2, 2)), ("last 1", (2, 2))]
+    assert made("last(tp = 3, unit = 1)") == [("last 0", (2, 2)), ("last 1", (1, 2)), ("last 2", (1, 2))]
+    assert made("last(4)") == [("last 0", (2, 2)), ("last 1", (2, 2)), ("last 2", (0, 2)), ("last 3", (0, 2))]
+    assert made("between(4)") == [(f"base {i}", (1, 2)) for i in range(4)]
+    assert check(HANDED, "last(tp = 2, unit = 1)") and check(HANDED, "between(tp = 4)")
+    with pytest.raises(UcplError, match="E125: `unit` is 2 here and 1 in the layout that is extended"):
+        made("fixed()")
+
+
+USED = """ucpl 2
+model stack(layers) {
+  dim l = layers, n = 4
+  q, k : l n
+}
+model both {
+  use stack(layers = 2) as one
+  use stack(layers = 3) as two
+}
+layout part(tp) of stack {
+  mesh tp
+  file weights = torch "{tp}"
+  let layer = "layers.{l}.{name}"
+  q[l], k[l] = n@tp  as "{layer}"
+}
+layout all(tp) of both {
+  mesh tp
+  use part(tp = tp) as one key "one.{key}"
+  use part(tp = tp) as two key "two.{key}"
+}
+"""
+
+
+def test_the_key_of_a_used_layout_has_the_name_there() -> None:
+    found = locate(resolve(load(("used.ucpl", USED)), parse_call("all(2)")))
+    keys = {"/".join(map(str, home.key)) for part in found.parts for home in part.homes}
+    assert keys == {f"{s}.layers.{i}.{n}" for s, many in (("one", 2), ("two", 3)) for i in range(many) for n in "qk"}
+    assert check(USED, "all(2)") == len(keys) * 2
+
+
+def test_a_size_is_of_the_tensor_that_the_key_names() -> None:
+    """The name in a key is no wildcard."""
+    text = """ucpl 2
+model m {
+  a, b : l r
+  c    : l q
+}
+layout base(tp = 1) of m {
+  mesh tp
+  file weights = torch "{tp}"
+  let layer = "layers.{l}.{name}"
+  a[l], b[l] = r@tp  as "{layer}"
+  c[l]       = q     as "{layer}"
+}
+layout two(tp = 2) of m extends base() { }
+"""
+    stored = [(f"layers.{i}.{name}", (n,)) for i in range(2) for name, n in (("a", 3), ("b", 3), ("c", 5))] * 2
+    found = sizes_of_shapes(stored, load(("sizes.ucpl", text)), parse_call("two()"))
+    assert {name: size for name, (size, _) in found.items()} == {"l": 2, "r": 6, "q": 5}

@@ -87,3 +87,12 @@ def test_what_a_layout_over_another_uses_is_used_there_alone() -> None:
     two = 'layout two(tp = 1) of m extends x(tp = tp) {\n  b = h in more as "b"\n}\n'
     said = [text for text in remarks(base + one + two) if "no line is in" in text]
     assert [text.partition(":")[0] for text in said] == ["one"]
+
+
+def test_a_section_of_the_config_is_used_by_its_keys() -> None:
+    text = MODEL.replace("l = 4, h = 8", "l = 4, h = t.width").replace(
+        "\nmodel", "\nlet t = config.text_config\nmodel", 1
+    )
+    text += 'layout x() of m {\n  file weights = torch "w.pt"\n  w = l h as "w"\n  b = h as "b"\n  state * = none\n}\n'
+    found = check_text("x.ucpl", f"ucpl 1\n{text}", Given(config={"text_config": {"width": 8}}), {}.get)
+    assert (found.findings, found.remarks) == ((), ())

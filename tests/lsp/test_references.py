@@ -92,3 +92,26 @@ def test_what_cannot_be_renamed_says_why(before: str, new: str, why: str) -> Non
 def test_a_shipped_name_is_not_renamed() -> None:
     made, offset = at('ucpl 1\nfrom "zero.ucpl" import zero1\nplan p = zero', "plan p = zero")
     assert made.renamed_part(PATH, offset) is None
+
+
+HANDED = """ucpl 2
+model m {
+  dim h = 4
+  w : h
+}
+layout one(cut, file = "w") of m {
+  mesh cut
+  file weights = torch "{file}"
+  w = h@cut  as "w"
+}
+layout two(cut, file = "v") of m extends one(cut = cut) {
+}
+"""
+
+
+def test_a_parameter_that_extends_hands_on_keeps_its_name() -> None:
+    """The base would have its default instead."""
+    for before in ("one(cut, file", "two(cut, file"):
+        with pytest.raises(NotRenamed, match="`two` hands `file` on"):
+            after(*at(HANDED, before), "path")
+    assert "extends one(cut = degree)" in after(*at(HANDED, "two(cut"), "degree")

@@ -279,7 +279,8 @@ class _Rank:
             out.append(evolve(cell, of=place) if isinstance(cell, Padding) else place)
         env = self.names_of(choice)
         owner = self.meaning.aliases.get(entry.path)
-        env |= {"name": owner or entry.path, "alias": entry.path, "owner": owner or entry.path}
+        named = next((c.args[0] for c in entry.clauses if c.word == "named"), None)
+        env |= {"name": named or owner or entry.path, "alias": entry.path, "owner": owner or entry.path}
         return Local(entry, choice, env, tuple(map(len, axes)), out)
 
     def numbers_of(self, fixed: dict[str, int]) -> Numbers:

@@ -258,6 +258,8 @@ def under(items: list[Any], prefix: str, key: str | None, model: set[str]) -> li
                     evolve(c, args=((key or "{key}").replace("{key}", c.args[0]),)) if c.word == "as" else c
                     for c in clauses
                 )
+                if node.path != "*" and not node.glob and all(c.word != "named" for c in clauses):
+                    clauses = (*clauses, nodes.Clause("named", (node.path,)))  # in its key
                 glob = (f"{prefix}.{node.glob[0]}", *node.glob[1:]) if node.glob else ()
                 return evolve(
                     node,
@@ -462,7 +464,10 @@ def model_statements(known: dict[str, Any], name: str, given: dict[str, nodes.Ex
     base: list[Any] = []
     if model.extends is not None:
         parameters = known[model.extends.name][0].parameters
-        base = model_statements(known, model.extends.name, by_name(parameters, model.extends.arguments), numbers)
+        own = {p.name for p in model.parameters}
+        handed = {p.name: nodes.Name(p.name) for p in parameters if p.name in own}  # but for those that the call gives
+        exprs: dict[str, nodes.Expr] = {**handed, **by_name(parameters, model.extends.arguments)}
+        base = model_statements(known, model.extends.name, exprs, numbers)
     mine = {model_left(i): [j for j in body if model_left(j) == model_left(i)] for i in body}
     out: list[Any] = []
     for item in base:
@@ -554,13 +559,18 @@ def within(known: dict[str, Any], item: nodes.Use, numbers: Numbers) -> list[Any
 
 
 def statements(
-    known: dict[str, Any], layout: nodes.Layout, given: dict[str, Any], numbers: Numbers, over: list[Any] | None = None
+    known: dict[str, Any],
+    layout: nodes.Layout,
+    given: dict[str, Any],
+    numbers: Numbers,
+    over: list[Any] | None = None,
+    handed: frozenset[str] = frozenset(),
 ) -> list[Any]:
     """Those of the base in order; same left sides are replaced.
 
     New ones are last.
 
-    `over`: statements of layouts that extend this one; their numbers hold.
+    `over`: statements of layouts that extend this one; their numbers hold, and those of their parameters, `handed`.
     """
     over = over or []
     _, file = known[layout.name]
@@ -568,7 +578,7 @@ def statements(
     for p in layout.parameters:
         if p.name in given:
             numbers.given[p.name] = given[p.name]
-        elif p.default is not None:
+        elif p.default is not None and p.name not in handed:
             numbers.given[p.name] = numbers.value(p.default)
     for one in reversed(bases(known, layout)):
         bind(list(one.items), numbers)
@@ -578,7 +588,9 @@ def statements(
     if layout.extends is None:
         return body
     base, _ = known[layout.extends.name]
-    inner = statements(known, base, given_to(base.parameters, layout.extends, numbers), numbers, [*body, *over])
+    arguments = given_to(base.parameters, layout.extends, numbers)
+    handed |= {p.name for p in layout.parameters}
+    inner = statements(known, base, arguments, numbers, [*body, *over], handed)
     out: list[Any] = []
     done: set[Any] = set()
     for item in inner:

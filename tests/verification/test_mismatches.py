@@ -11,11 +11,11 @@ from tests.cli.command import ROOT, ucpl
 EXAMPLES = ROOT / "examples" / "architectures"
 CASES = {
     "a key with other capitals": (
-        "mamba2", '"{mixer}A_log"', '"{mixer}A_Log"',
-        ["did you mean backbone.layers.0.mixer.A_log? The checkpoint has it", "the same of 3 more"], 1,
+        "mamba2", '"{mixer}norm.weight"', '"{mixer}Norm.weight"',
+        ["did you mean backbone.layers.0.mixer.norm.weight? The checkpoint has it", "the same of 3 more"], 1,
     ),
     "a key of ranks": (
-        "mamba2", '"{mixer}A_log"', '"{mixer}A_log.{tp}"', ["did you mean backbone.layers.0.mixer.A_log?"], 1,
+        "mamba2", '"{mixer}norm.weight"', '"{mixer}norm.weight.{tp}"', ["did you mean backbone.layers.0.mixer.norm.weight?"], 1,
     ),
     "one size": ("mamba2", "k = config.conv_kernel", "k = 5", ["`k` is 5 here, and 4 in the file"], 1),
     "several sizes": (
@@ -29,11 +29,11 @@ CASES = {
         "mamba2", "norm[l]    = (n@tp d)", "norm[l]    = n@tp d", ["the file has 1 axis, and the line 2"], 1,
     ),
     "layers that the file lacks": (
-        "hybrid", "attn.k, attn.v    : l[attention] g d h", "attn.k, attn.v    : l[0, 1, 2] g d h",
+        "hybrid", "k, v              : l[attention] g d h", "k, v              : l[0, 1, 2] g d h",
         ["the checkpoint has it of other indices: write in the model which ones"], 2,
     ),
     "layers that the model lacks": (
-        "qwen3_next", "router            : l e h", "router            : l[1..] e h",
+        "qwen3_next", "router             : l e h", "router             : l[1..] e h",
         ["an entry covers others of this name: write these indices in the model, too"], 1,
     ),
 }  # fmt: skip

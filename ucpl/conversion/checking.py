@@ -852,7 +852,7 @@ def _uncut(library: Library, node: nodes.Layout) -> Iterator[str]:
     items = tuple(evolve(i, template="") if isinstance(i, nodes.Files) and i.template else i for i in found)
     text = print_file(nodes.File("", 1, (evolve(node, parameters=(), items=items),)))
     text += " ".join(print_expr(p.default) for p in node.parameters if p.default is not None)
-    whole = print_file(nodes.File("", 1, (evolve(node, parameters=()),)))
+    whole = print_file(nodes.File("", 1, (evolve(node, parameters=(), items=tuple(found)),)))
     for p in node.parameters:
         if isinstance(p.default, nodes.Text) and not re.search(rf"(?<!\w){re.escape(p.name)}(?!\w)", whole):
             yield (f"nothing of {node.name} is made of `{p.name}`. Write `{{{p.name}}}` in a name, or take it out")

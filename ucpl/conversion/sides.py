@@ -201,7 +201,7 @@ def _reject_sibling(one: Called, checkpoint: Checkpoint, given: Given) -> None:
     from ucpl.language import nodes
 
     file, of = one.layout.span.file, framework_of(one)
-    for known in one.library.known.values():
+    for known in tuple(one.library.known.values()):  # reading a base of one adds to them
         node = known.node
         if (
             not isinstance(node, nodes.Layout)

@@ -65,7 +65,7 @@ def sizes_of_shapes(
     chain = [link.node for link in library.chain(call.name)]
     statements = [*model.items, *(i for one in chain for i in one.items)]
     bindings = {b.name: b.value for s in statements if isinstance(s, nodes.Let | nodes.Dims) for b in s.bindings}
-    parameters = {p.name: p.default for one in chain for p in one.parameters}
+    parameters = {p.name: p.default for one in reversed(chain) for p in one.parameters}
     names = {d.name for t in model.items if isinstance(t, nodes.Tensor) for d in t.dims if d.name is not None}
     open_names = names - bindings.keys() - parameters.keys() - (given or {}).keys()
     if not open_names:
@@ -108,6 +108,7 @@ class _Learner:
         text = next((c.args[0] for c in entry.clauses if c.word == "as"), None)
         if text is None:
             return
+        text = text.replace("{name}", entry.path)
         holes = [m[1] for m in _HOLE.finditer(text)]
         parts = _HOLE.split(text)[::2]
         pattern = re.compile("(?:^|/)" + "(.+?)".join(map(re.escape, parts)) + "$")

@@ -67,24 +67,25 @@ def own_parameters(model: nodes.Model, call: nodes.Call, sizes: Mapping[str, Val
 def _base_parameters(derived: nodes.Model, base: nodes.Model) -> Items:
     """Parameters of a base as the derived model gives them.
 
-    One that is handed on under its own name needs no line.
+    One that the derived model has, too, needs no line: it has the value there.
     """
     assert derived.extends is not None
     given = {name: a.value for name, a in placed(base.parameters, derived.extends).items()}
     own = {p.name: p for p in derived.parameters}
     out: Items = []
     for p in base.parameters:
-        value = given.get(p.name, p.default)
-        if isinstance(value, nodes.Name) and value.path == p.name and p.name in own:
+        value = given.get(p.name)
+        if p.name in own and (value is None or (isinstance(value, nodes.Name) and value.path == p.name)):
             continue
         if p.name in own:
             fail(
                 "E125",
-                f"`{p.name}` is a parameter of `{derived.name}` and of `{base.name}`, and is not handed on",
+                f"`{p.name}` is a parameter of `{derived.name}` and of `{base.name}`, with another value",
                 at(own[p.name].span),
                 at(p.span),
-                remedy=f"write extends {base.name}({p.name} = {p.name}), or give one of the two another name",
+                remedy=f"leave it out of `{base.name}(...)`, or give one of the two another name",
             )
+        value = value or p.default
         if value is None:
             _needs(base, p, f"write extends {base.name}({p.name} = ...)")
         out.append(_let(p, value))

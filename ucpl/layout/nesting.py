@@ -154,6 +154,10 @@ class _Renaming:
             clauses = (*clauses, nodes.Clause("in", (self.file("weights"),), span=node.span))
         glob = (f"{self.prefix}.{node.glob[0]}", *node.glob[1:]) if node.glob else ()
         path = f"{self.prefix}.{node.path}" if glob else self.name(node.path)
+        if not glob and path != "*":  # the key has the name in the inner layout: `key` gives the prefix
+            clauses = tuple(
+                evolve(c, args=(c.args[0].replace("{name}", node.path),)) if c.word == "as" else c for c in clauses
+            )
         return evolve(node, path=path, clauses=tuple(map(self.wrapped, clauses)), glob=glob)
 
     def blob(self, node: nodes.Blob) -> nodes.Blob:

@@ -265,8 +265,10 @@ class _Reader:
         own: set[str] = set()
         for depth, link in enumerate(chain):
             _reject_globs(link.node)
+            handed_on = {p.name for derived in chain[:depth] for p in derived.node.parameters}
             for parameter in link.node.parameters:
-                self.parameter(link.node, parameter, arguments, outermost=depth == 0)
+                if parameter.name in arguments or parameter.name not in handed_on:
+                    self.parameter(link.node, parameter, arguments, outermost=depth == 0)
             bodies.append(self.uses(spelled_out(link.node.items, self.scope), used))
             self.scope.bind(_without(bodies[-1], own))
             own |= _defined(bodies[-1])
@@ -320,7 +322,7 @@ class _Reader:
             self.scope.places.setdefault(name, at(parameter.span))
             origin = of_default(layout.span.file, parameter.span.line)
         elif name in given and not outermost:
-            return  # the derived layout's own parameter of that name
+            return  # a number of the derived layout
         else:
             fail(
                 "E124",

@@ -259,11 +259,20 @@ def _numbers(library: Library, file: nodes.File) -> Iterator[str]:
             if isinstance(item, nodes.Let | nodes.Dims):
                 word = "let" if isinstance(item, nodes.Let) else "dim"
                 for binding in item.bindings:
-                    if binding.name not in known:
+                    if binding.name not in known and not _is_section(binding, known):
                         yield (
                             f"{where}nothing uses `{word} {binding.name} = {print_expr(binding.value)}`"
                             f" (line {item.span.line}). Name it where it is meant, or take it out"
                         )
+
+
+def _is_section(binding: nodes.Binding, known: Iterable[str]) -> bool:
+    """Return True for a section of the config whose keys are used.
+
+    Loaded texts have `t.x` as `config.text_config.x`.
+    """
+    section = f"{binding.value.path}." if isinstance(binding.value, nodes.Name) else ""
+    return section.startswith("config.") and any(name.startswith(section) for name in known)
 
 
 def _hidden(file: nodes.File) -> Iterator[str]:

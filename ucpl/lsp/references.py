@@ -11,9 +11,9 @@ from ucpl.errors import UcplError
 from ucpl.language import parse
 from ucpl.language.words import BRACKET_WORDS, CLAUSE_WORDS, LAYOUT_WORDS, MODEL_WORDS, is_dotted, quote
 from ucpl.lsp.context import CursorContext, context_at
-from ucpl.lsp.definitions import definitions_of
+from ucpl.lsp.definitions import definitions_of, parameters_of
 from ucpl.lsp.files import EditorTexts, is_shipped
-from ucpl.lsp.names import KnownName, visible
+from ucpl.lsp.names import KnownName, find_block, visible
 from ucpl.lsp.outline import BLOCKS
 from ucpl.lsp.targets import Target, meant
 from ucpl.lsp.tokens import Token
@@ -78,6 +78,7 @@ def renamed(texts: EditorTexts, context: CursorContext, new: str) -> list[tuple[
     if new in _RESERVED:
         raise NotRenamed(f"`{new}` is a word of the language: choose another name")
     uses = references(texts, context)
+    _check_handed_on(texts, context, known)
     for scope in {one.path: one for one in uses}.values():
         found = context_at(texts, scope.path, scope.start)
         if found is not None and any(k.name == new for k in visible(texts, found.scope)):
@@ -91,6 +92,21 @@ def renamed(texts: EditorTexts, context: CursorContext, new: str) -> list[tuple[
 def _can_be_renamed(known: KnownName) -> bool:
     is_default = known.kind == "file" and known.name == "weights"  # lines without `in` are in it
     return known.kind not in _WHOLE and not is_default and not is_shipped(known.path)
+
+
+def _check_handed_on(texts: EditorTexts, context: CursorContext, known: KnownName) -> None:
+    """Check that no `extends` hands the parameter on by its name."""
+    name = known.definition.token.value
+    for path in _searched(texts, context.place.path, known.path):
+        outline = texts.outline(path)
+        for block in outline.blocks if outline is not None else ():
+            base = find_block(texts, path, block.extends, (block.kind,)) if block.extends else None
+            if base is None or block.header is None or base.block.header is None:
+                continue
+            both = all(name in (t.value for t in parameters_of(b.header)) for b in (block, base.block) if b.header)
+            said = [one.value for one in block.header.after("extends")]
+            if both and known.definition.block in (block, base.block) and name not in said:
+                raise NotRenamed(f"`{block.name}` hands `{name}` on: write extends {base.block.name}({name} = {name})")
 
 
 def _new_text(use: NameUse, old: str, new: str) -> str:

@@ -48,7 +48,7 @@ def test_a_folder_that_transformers_wrote(name, tmp_path):
     assert len(found) == {"llama": 12, "gpt2": 20}[name]  # of gpt2, q, k and v apart
     ucpl.convert(WRITTEN / name, tmp_path / "p.pt", "plain()", layout=layout)
     params = torch.load(tmp_path / "p.pt", weights_only=True)["params"]
-    path = {"llama": "model.layers.mlp.up_proj.weight", "gpt2": "transformer.h.mlp.c_fc.weight"}[name]
+    path = {"llama": "mlp.up_proj.weight", "gpt2": "mlp.c_fc.weight"}[name]
     assert params[path]["weight"].shape == {"llama": (2, 48, 32), "gpt2": (2, 32, 128)}[name]
 
 
@@ -69,10 +69,10 @@ def test_dims_are_named_where_one_key_has_their_size_and_never_on_a_square(tmp_p
     found = tensors_of_text(text)
     dims = {path: [d.name for d in t.dims] for path, t in found.items()}
     assert dims["model.embed_tokens.weight"] == ["vocab_size", "hidden_size"]
-    assert dims["model.layers.mlp.down_proj.weight"] == ["l", "hidden_size", "intermediate_size"]
-    assert dims["model.layers.self_attn.q_proj.weight"] == ["l", "n", "d", "hidden_size"]
-    assert dims["model.layers.self_attn.k_proj.weight"] == ["l", "g", "d", "hidden_size"]
-    assert dims["model.layers.self_attn.o_proj.weight"] == ["l", "hidden_size", "n", "d"]
+    assert dims["mlp.down_proj.weight"] == ["l", "hidden_size", "intermediate_size"]
+    assert dims["self_attn.q_proj.weight"] == ["l", "n", "d", "hidden_size"]
+    assert dims["self_attn.k_proj.weight"] == ["l", "g", "d", "hidden_size"]
+    assert dims["self_attn.o_proj.weight"] == ["l", "hidden_size", "n", "d"]
     assert "dim l = config.num_hidden_layers" in text
 
 
@@ -91,7 +91,7 @@ def test_keys_of_one_size_are_distinguished_by_names_of_tensors(tmp_path):
     found = tensors_of_text(imported(save(tmp_path / "s", random_of(llama_shapes(config)), config), tmp_path)[0])
     dims = {path: [d.name for d in t.dims] for path, t in found.items()}
     assert dims["model.embed_tokens.weight"] == ["vocab_size", "hidden_size"]
-    assert dims["model.layers.mlp.up_proj.weight"] == ["l", "intermediate_size", "hidden_size"]
+    assert dims["mlp.up_proj.weight"] == ["l", "intermediate_size", "hidden_size"]
 
 
 def test_a_number_that_is_a_key_by_chance_stays_a_number(tmp_path):
@@ -109,7 +109,7 @@ def test_headers_alone_without_a_config(tmp_path):
         {"a.0.w": torch.ones(2, 3), "a.1.w": torch.ones(2, 3), "b": torch.tensor(1.0), "c.x y": torch.ones(4)},
     )
     text, _ = imported(tmp_path / "s", tmp_path)
-    assert set(tensors_of_text(text)) == {"a.w", "b", "c.x y"}
+    assert set(tensors_of_text(text)) == {"w", "b", "c.x y"}
     assert "dim l = 2" in text
 
 
@@ -127,7 +127,7 @@ def test_layers_that_only_some_have(numbers, written, tmp_path):
     }
     text, _ = imported(save(tmp_path / "s", tensors), tmp_path)
     found = tensors_of_text(text)
-    assert any("layers.moe" in line and f": {written} " in line for line in text.splitlines()), text
+    assert any("moe" in line and f": {written} " in line for line in text.splitlines()), text
     assert len(found) == 2
 
 
@@ -156,8 +156,8 @@ def test_layers_that_the_config_lists_use_its_list(tmp_path):
     tensors |= {f"layers.{i}.moe": torch.ones(9) for i in (0, 1, 4)}
     config = llama_config(num_hidden_layers=5, layer_types=["full", "mix", "mix", "full", "mix"], dense_layers=[2, 3])
     text, _ = imported(save(tmp_path / "s", tensors, config), tmp_path)
-    assert 'let mix = where(config.layer_types, "mix")' in text and "layers.mix  : l[mix] n7" in text
-    assert "let dense_layers = config.dense_layers" in text and "layers.moe  : l[not dense_layers] n9" in text
+    assert 'let mix = where(config.layer_types, "mix")' in text and "mix  : l[mix] n7" in text
+    assert "let dense_layers = config.dense_layers" in text and "moe  : l[not dense_layers] n9" in text
 
 
 def test_scales_of_blocks_are_counted_by_the_dims_of_their_weights(tmp_path):
@@ -169,15 +169,15 @@ def test_scales_of_blocks_are_counted_by_the_dims_of_their_weights(tmp_path):
         tensors[name.format(i) + "_scale_inv"] = torch.ones(2, 3)
     text, _ = imported(save(tmp_path / "s", tensors, config), tmp_path)
     found = tensors_of_text(text)
-    assert [d.name for d in found["model.layers.self_attn.k_proj.weight_scale_inv"].dims] == [
+    assert [d.name for d in found["self_attn.k_proj.weight_scale_inv"].dims] == [
         "l",
         "g_d_blocks",
         "hidden_size_blocks",
     ]
     assert "dim g_d = config.num_key_value_heads * config.head_dim" in text and "dim g_d_blocks = ceil(g_d, 8)" in text
-    weight = found["model.layers.self_attn.k_proj.weight"]
+    weight = found["self_attn.k_proj.weight"]
     assert weight.dtype == "f8_e4m3fn" and [d.name for d in weight.dims] == ["l", "g_d", "hidden_size"]
-    scaling = found["model.layers.self_attn.k_proj.weight_scale_inv"].scaling
+    scaling = found["self_attn.k_proj.weight_scale_inv"].scaling
     assert scaling is not None and (scaling.of, [n.value for n in scaling.by]) == (weight.path, [8, 16])
     assert "fp8, in blocks of 8 x 16" in text
     # Two groups of 4 rows are a block: keys and values alike are cut where two groups end.
@@ -231,8 +231,8 @@ def test_what_is_written_of_mxfp4_moves_blocks_with_their_exponents_and_makes_pr
             tensors[path + "_scales"] = torch.randint(100, 140, (3, rows, groups), generator=numbers).to(torch.uint8)
     source = save(tmp_path / "s", tensors, config)
     text, layout = imported(source, tmp_path)
-    found = tensors_of_text(text)["model.layers.mlp.experts.down_proj_scales"]
-    assert found.dtype == "f8_e8m0fnu" and found.scaling.of == "model.layers.mlp.experts.down_proj"
+    found = tensors_of_text(text)["mlp.experts.down_proj_scales"]
+    assert found.dtype == "f8_e8m0fnu" and found.scaling.of == "mlp.experts.down_proj"
     before, products = round_trip(source, tmp_path, layout)
     positive = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
     values = torch.cat([positive, -positive])
@@ -283,7 +283,7 @@ def test_layers_behind_the_last_have_a_switch(stored, tmp_path, monkeypatch):
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert ("let mtp = config.num_nextn_predict_layers" if stored else "let mtp = 0") in lines
     assert "dim l = config.num_hidden_layers + mtp" in lines
-    assert "model.layers.eh_proj.embed : l[config.num_hidden_layers..] hidden_size hidden_size2" in lines
+    assert "eh_proj.embed, eh_proj.hidden : l[config.num_hidden_layers..] hidden_size hidden_size2" in lines
 
 
 def test_layers_of_different_shapes_stay_apart(tmp_path):
@@ -298,13 +298,32 @@ def test_two_towers_have_counts_of_their_own(tmp_path):
     tensors |= {f"decoder.layers.{i}.experts.{e}.w": torch.ones(4) for i in range(5) for e in range(3)}
     text, _ = imported(save(tmp_path / "s", tensors), tmp_path)
     assert "dim l = 5" in text and "dim encoder_l = 2" in text and "dim experts = 3" in text
+    assert {*tensors_of_text(text)} == {"encoder.layers.w", "decoder.layers.w", "experts.w"}, (
+        "the first two share a name"
+    )
+
+
+def test_tensors_with_one_pattern_share_a_line_and_their_names_are_in_the_key(tmp_path):
+    names = ("attn.k_proj.weight", "attn.v_proj.weight", "mlp.weight", "mlp.experts.{}.up.weight")
+    tensors = {f"model.layers.{i}.{n.format(e)}": torch.ones(3, 5) for i in range(2) for n in names for e in range(2)}
+    tensors |= {"model.embed.weight": torch.ones(7, 5), "mlp.weight": torch.ones(9, 5)}
+    text, _ = imported(save(tmp_path / "s", tensors), tmp_path)
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert 'let layer = "model.layers.{l}."' in lines
+    assert "attn.k_proj.weight, attn.v_proj.weight, model.layers.mlp.weight : l n3 n5" in lines
+    assert 'attn.k_proj.weight[l], attn.v_proj.weight[l] = n3 n5 as "{layer}{name}"' in lines
+    assert 'model.layers.mlp.weight[l] = n3 n5 as "model.layers.{l}.mlp.weight"' in lines, (
+        "another tensor has its short name"
+    )
+    assert 'mlp.experts.up.weight[l, experts] = n3 n5 as "{layer}mlp.experts.{experts}.up.weight"' in lines
+    assert 'model.embed.weight = n7 n5 as "{name}"' in lines
 
 
 def test_every_third_layer_and_the_others(tmp_path):
     """Layers by a step, and those between, as Qwen2-MoE's `mlp_only_layers`."""
     tensors = {f"layers.{i}.{'dense' if i % 3 == 0 else 'moe'}.w": torch.ones(3) for i in range(5)}
     text, _ = imported(save(tmp_path / "s", tensors), tmp_path)
-    assert "layers.dense.w : l[.. by 3] n3" in text and "layers.moe.w   : l[not 0.. by 3] n3" in text
+    assert "dense.w : l[.. by 3] n3" in text and "moe.w   : l[not 0.. by 3] n3" in text
 
 
 def test_a_config_is_varied_within_what_its_class_has():

@@ -161,7 +161,7 @@ def test_numbers_that_keys_give_are_written_by_them_and_others_are_named(
     monkeypatch.setattr(reading, "class_of", lambda *_, **__: hf.Class((version(""), *several)))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "odd"}))
     lines = [" ".join(line.split()) for line in hf.import_hf(tmp_path / "config.json").splitlines()]
-    assert "layers.some : l[config.shift_offset.. by config.period] width" in lines
+    assert "some : l[config.shift_offset.. by config.period] width" in lines
     print("\n".join(lines))
     assert "shared : copies width" in lines or "shared : width copies" in lines
     assert "dim width_extra = config.width + config.extra" in lines

@@ -16,7 +16,6 @@ from ucpl.inference.hf.folding import Folded, Form
 from ucpl.inference.hf.records import ModelFacts
 from ucpl.inference.hf.sizes import Axis, DimSize, Stacked
 from ucpl.language import nodes
-from ucpl.language.printer import print_item
 from ucpl.records import frozen
 
 __all__ = ["GROUP", "Pair", "PairText", "Whole", "grains_of", "notes_of", "pairs_of", "whole_of"]
@@ -173,7 +172,7 @@ class PairText:
     dims: tuple[str, ...]
     blocks: tuple[str, ...]
 
-    def tensors(self, extents: tuple[nodes.Dimension, ...], dtypes: tuple[str, str]) -> list[str]:
+    def tensors(self, extents: tuple[nodes.Dimension, ...], dtypes: tuple[str, str]) -> list[nodes.Tensor]:
         """The model's tensors."""
         weight, scale = (
             tuple(nodes.Dimension(names[i]) for i in self.pair.order) for names in (self.dims, self.blocks)
@@ -181,8 +180,8 @@ class PairText:
         by = tuple(nodes.Number(self.pair.by[i]) for i in self.pair.order if self.pair.by[i] > 1)
         of = nodes.Scaling(self.paths[0], by)
         return [
-            print_item(nodes.Tensor(self.paths[0], (*extents, *weight), dtypes[0])),
-            print_item(nodes.Tensor(self.paths[1], (*extents, *scale), dtypes[1], "frozen", None, of)),
+            nodes.Tensor(self.paths[0], (*extents, *weight), dtypes[0]),
+            nodes.Tensor(self.paths[1], (*extents, *scale), dtypes[1], "frozen", None, of),
         ]
 
     def stored(self, keys: tuple[str, str]) -> list[nodes.Entry]:
@@ -192,12 +191,12 @@ class PairText:
             weight = [*weight[:-1], nodes.Dim(self.blocks[1]), nodes.Dim(f"{self.dims[1]}_{GROUP}")]
         return self._both(keys, (tuple(weight), tuple(nodes.Dim(self.blocks[i]) for i in self.pair.order)))
 
-    def product(self, key: str) -> list[str]:
+    def product(self, key: str) -> list[nodes.Entry]:
         """As the class itself saves it."""
         clauses = (nodes.Clause("dtype", ("bf16",)), _PRODUCT, nodes.Clause("as", (key,)))
         return [
-            print_item(self._entry(self.paths[0], tuple(map(nodes.Dim, self.dims)), clauses)),
-            print_item(nodes.Entry(self.paths[1], (), None)),
+            self._entry(self.paths[0], tuple(map(nodes.Dim, self.dims)), clauses),
+            nodes.Entry(self.paths[1], (), None),
         ]
 
     def cut(self, keys: tuple[str, str], axis: int, grain: int) -> list[nodes.Entry]:

@@ -6,10 +6,11 @@ A model, its layout on disk, and tensor parallelism.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 
 from attrs import evolve, field
 
-from ucpl.inference.hf.folding import Folded, Form, fold, is_literal, joined
+from ucpl.inference.hf.folding import Folded, Form, fold, joined
 from ucpl.inference.hf.kinds import Kinds
 from ucpl.inference.hf.matching import Versions
 from ucpl.inference.hf.quantised import GROUP, Pair, PairText, Whole, grains_of, notes_of, pairs_of, whole_of
@@ -18,7 +19,7 @@ from ucpl.inference.hf.records import ModelFacts, Vector, agrees, identifier, mo
 from ucpl.inference.hf.sizes import Axis, DimSize, SizeSolver, Stacked
 from ucpl.inference.hf.varying import numbers_of
 from ucpl.language import nodes, upgraded
-from ucpl.language.printer import print_item
+from ucpl.language.printer import print_item, statements_of
 from ucpl.language.words import is_dotted
 from ucpl.records import define, frozen
 from ucpl.texts import Json
@@ -48,9 +49,10 @@ def text_of(facts: ModelFacts) -> str:
 class _Lines:
     """Statements of the text, by place."""
 
-    tensors: list[str] = field(factory=list)  # of the model
+    tensors: list[nodes.Tensor] = field(factory=list)  # of the model
+    remarks: dict[str, str] = field(factory=dict)  # by the path of a tensor
     entries: list[nodes.Entry] = field(factory=list)
-    products: list[str] = field(factory=list)  # of `dequantised`
+    products: list[nodes.Entry] = field(factory=list)  # of `dequantised`
     is_cut: bool = False
 
 
@@ -101,6 +103,7 @@ class _Writer:
     pairs: dict[Form, tuple[Pair, list[Whole | None]]] = field(init=False)  # by the pattern of either tensor
     grains: dict[str, int] = field(init=False)
     digits: list[str] = field(factory=list)  # dims that are stored as groups
+    layers: dict[str, str] = field(factory=dict)  # container -> the text of its keys
 
     def __attrs_post_init__(self) -> None:
         self.folded = fold(self.facts.tensors)
@@ -147,7 +150,9 @@ class _Writer:
         lines += [f"  dim {name} = {value}" for name, value in self.dims.items()]
         lines += [f"  let {name} = {value}" for name, value in self.kinds.lets.items()]
         lines += [f"  {line}" for line in self.digits]
-        lines += ["", f"  dtype {dtype}", *(f"  {t}" for t in found.tensors)]
+        alone = [f"{print_item(t)}{found.remarks[t.path]}" for t in found.tensors if t.path in found.remarks]
+        together = _joined_lines(t for t in found.tensors if t.path not in found.remarks)
+        lines += ["", f"  dtype {dtype}", *map(_indented, [*together, *alone])]
         owners = {f.name for f in self.facts.tensors}
         for alias, owner in self.facts.aliases.items():
             if owner in names:
@@ -155,19 +160,20 @@ class _Writer:
             elif owner in owners:
                 said = f"{alias} is a second name of {owner}, one of several that are folded above"
                 lines.append(f"  {_remark(said)}")
-        entries = [print_item(e if found.is_cut else _everywhere(e)) for e in found.entries]
+        entries = _joined_lines(e if found.is_cut else _everywhere(e) for e in found.entries)
         lines += ["}", ""]
         lines += [f'layout hf(shard = "5GB") of {model} {{', "  framework huggingface(shard = shard)"]
         lines += [*map(_indented, self.ranks() if found.is_cut else ())]
         lines += [
             '  file weights = safetensors "model.safetensors"',
             "  derive fp32 from weight  # it has no other masters",
+            *(f'  let {name} = "{container}.{{{self.counts[container]}}}."' for container, name in self.layers.items()),
         ]
         lines += ["", *map(_indented, entries), "}"]
         if found.products:
             lines += ["", "# Each weight times its scales, rounded once."]
             lines += [f'layout dequantised(shard = "5GB") of {model} extends hf(shard = shard) {{']
-            lines += [*(f"  {e}" for e in found.products), "}"]
+            lines += [*map(_indented, _joined_lines(found.products)), "}"]
         if found.is_cut:
             lines += [
                 "",
@@ -216,7 +222,7 @@ class _Writer:
         """A tensor with the cut of its dims or the class's plan."""
         indices = tuple(self.counts[c] for c in f.containers)
         extents = tuple(self.extent(f, i) for i in range(len(f.containers)))
-        key = nodes.Clause("as", (self.template(f, indices),))
+        key = nodes.Clause("as", (self.template(f, indices, path),))
         stored = _Stored(path, indices, extents, (*self.stage(f), key), self.axes(f, set(indices)))
         return stored if any(_is_cut(axis) for axis in stored.axes) else self.planned(f, stored)
 
@@ -284,7 +290,9 @@ class _Writer:
         kind = "buffer" if f.first.is_buffer else "parameter"
         for name, dims in _tensors(stored):
             item = nodes.Tensor(name, (*stored.extents, *map(nodes.Dimension, dims)), dtype, kind)  # type: ignore[arg-type]
-            lines.tensors.append(print_item(item) + self.remark(f, stored))
+            lines.tensors.append(item)
+            if remark := self.remark(f, stored):
+                lines.remarks[name] = remark
         lines.is_cut |= any(_is_cut(axis) for axis in stored.axes)
         lines.entries.append(_entry(stored))
 
@@ -323,7 +331,10 @@ class _Writer:
         text = PairText(pair, (path, scale), indices, tuple(dims), tuple(blocks))
         types = ("f4_e2m1fn", "f8_e8m0fnu") if pair.packed else (pair.weight.first.dtype, pair.scale.first.dtype)
         lines.tensors += text.tensors(extents, types)
-        keys = tuple(self.template(f, indices) for f in (pair.weight, pair.scale, pair.whole))
+        keys = [
+            self.template(f, indices, name)
+            for f, name in zip((pair.weight, pair.scale, pair.whole), (path, scale, path), strict=True)
+        ]
         lines.products += text.product(keys[2])
         cut = next((i for i in pair.order if (w := wholes[i]) is not None and w.of), None)
         if cut is not None:
@@ -474,20 +485,43 @@ class _Writer:
     # ---- names ---------------------------------------------------------------------------------------------------
 
     def paths(self, folded: list[Folded]) -> list[str]:
-        """Names in the spec, without folded numbers unless they would collide."""
+        """Names in the spec, without folded numbers unless they would collide.
+
+        A tensor of a layer has its name in there, if no other tensor has it.
+        """
         short = [_short(f) for f in folded]
+        inner = [_inner(f) or s for f, s in zip(folded, short, strict=True)]
         aliases = set(self.facts.aliases)
         taken = {f.sample for f in folded if not f.containers} | aliases
-        return [
-            s if short.count(s) == 1 and s not in aliases and (is_dotted(s) or not f.containers) else _marked(f, taken)
-            for s, f in zip(short, folded, strict=True)
-        ]
+        out = []
+        for f, within, s in zip(folded, inner, short, strict=True):
+            if within not in aliases and (inner + short).count(within) == 1 + (within == s) and is_dotted(within):
+                out.append(within)
+            elif short.count(s) == 1 and s not in aliases and (is_dotted(s) or not f.containers):
+                out.append(s)
+            else:
+                out.append(_marked(f, taken))
+        return out
 
-    def template(self, f: Folded, indices: tuple[str, ...]) -> str:
-        if is_literal(f.sample):
+    def template(self, f: Folded, indices: tuple[str, ...], path: str) -> str:
+        """The key of a tensor, with its name if possible."""
+        if path == f.sample and not f.containers:
             return "{name}"
         numbers = iter(indices)
-        return ".".join(f"{{{next(numbers)}}}" if p is None else p for p in f.pattern)
+        key = ".".join(f"{{{next(numbers)}}}" if p is None else p for p in f.pattern)
+        if path != _inner(f):
+            return key
+        rest = key.removeprefix(f"{f.containers[0]}.{{{indices[0]}}}.")
+        return f"{{{self.layer(f.containers[0])}}}{'{name}' if rest == path else rest}"
+
+    def layer(self, container: str) -> str:
+        """The text that a container's keys begin with."""
+        if container not in self.layers:
+            name = "layer" if not self.layers else f"{self.counts[container]}_layer"
+            while name in self.dims or name in self.layers.values():
+                name += "_"
+            self.layers[container] = name
+        return self.layers[container]
 
     def planned(self, f: Folded, stored: _Stored) -> _Stored:
         """The pattern with the cut of the class's plan, if any."""
@@ -660,6 +694,16 @@ def _short(f: Folded) -> str:
     return ".".join(parts)
 
 
+def _inner(f: Folded) -> str:
+    """The name in a layer, without numbers.
+
+    It is empty outside of layers, and behind another number.
+    """
+    if not f.containers or "*" in f.containers[0].split(".") or any(p is not None and p.isdecimal() for p in f.pattern):
+        return ""
+    return ".".join(p for p in f.pattern[f.pattern.index(None) + 1 :] if p is not None)
+
+
 def _marked(f: Folded, taken: set[str]) -> str:
     """A unique name with marks in place of numbers."""
     mark = "#"
@@ -668,3 +712,24 @@ def _marked(f: Folded, taken: set[str]) -> str:
     name = joined(f.pattern, mark)
     taken.add(name)
     return name
+
+
+# ---- lines -----------------------------------------------------------------------------------------------------------
+
+
+def _joined_lines(items: Iterable[nodes.Tensor] | Iterable[nodes.Entry]) -> list[str]:
+    """Lines of tensors or entries; those that are alike share one."""
+    groups: dict[object, list[nodes.Tensor | nodes.Entry]] = {}
+    for item in items:
+        alike = evolve(item, path="")
+        if isinstance(alike, nodes.Entry):  # each left side has brackets of its own
+            alike = evolve(alike, indices=())
+        groups.setdefault(alike, []).append(item)
+    found = [evolve(item, joined=i > 0) for group in groups.values() for i, item in enumerate(group)]
+    return [row.text() for _, row in statements_of(_typed(found))]
+
+
+def _typed(items: Sequence[nodes.Tensor | nodes.Entry]) -> list[nodes.ModelItem] | list[nodes.LayoutItem]:
+    tensors: list[nodes.ModelItem] = [i for i in items if isinstance(i, nodes.Tensor)]
+    entries: list[nodes.LayoutItem] = [i for i in items if isinstance(i, nodes.Entry)]
+    return tensors or entries
