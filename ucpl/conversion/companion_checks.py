@@ -175,14 +175,14 @@ def decide_companions(made: Prepared, bounds: MoveBounds, *, look: bool) -> Deci
 
     look: compare their elements with the shards, which reads them.
     """
-    from ucpl.conversion.companion_writing import with_dtype
-
     source = made.checkpoint
     assert source is not None
     container = source.container
     target = format_named(made.plan.target.framework)
     if container is None or target.container or not container.kind.holds(target):
         return DecidedCompanions(source)
+    from ucpl.conversion.companion_writing import with_dtype
+
     dropped = {name for name, fate in made.plan.carry.items() if fate == "drop"}
     known = _Decided(container.without(dropped))
     for name, files in _weights_of(known.container).items():

@@ -10,7 +10,6 @@ import os
 from typing import TYPE_CHECKING
 
 from ucpl.extents import STORED
-from ucpl.planning.rebuilding import Losses, Replays
 from ucpl.storage.reading import remote_of
 
 if TYPE_CHECKING:
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
     from ucpl.extents import Extent, Key
     from ucpl.files.checkpoint import Checkpoint
+    from ucpl.planning.rebuilding import Losses, Replays
     from ucpl.storage.vaults.snapshot_folder import SnapshotFile
 
 __all__ = ["losses_of", "replays_of"]
@@ -52,7 +52,11 @@ def losses_of(checkpoint: Checkpoint) -> Losses | None:
         for size, (_, _, domain) in _within(extent, spans.get(extent.file, [])):
             mine = found.setdefault(place, {})
             mine[domain] = mine.get(domain, 0) + size
-    return Losses(found, others, scheme, times) if found else None
+    if not found:
+        return None
+    from ucpl.planning.rebuilding import Losses
+
+    return Losses(found, others, scheme, times)
 
 
 def replays_of(checkpoint: Checkpoint) -> Replays | None:
@@ -71,7 +75,11 @@ def replays_of(checkpoint: Checkpoint) -> Replays | None:
         for size, (_, _, gradients) in _within(extent, spans.get(extent.file, [])):
             before = found.get(place, (0, 0))
             found[place] = before[0] + size, before[1] + gradients
-    return Replays(found, steps, "AdamW") if found else None
+    if not found:
+        return None
+    from ucpl.planning.rebuilding import Replays
+
+    return Replays(found, steps, "AdamW")
 
 
 def _within(extent: Extent, spans: list[tuple[int, int, int]]) -> Iterator[tuple[int, tuple[int, int, int]]]:

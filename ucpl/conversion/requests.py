@@ -190,12 +190,12 @@ def with_arguments(one: Called, given: Given) -> tuple[Called, Given]:
 
     Raises: UcplError E177 if the call has this argument, too.
     """
+    if not given.sizes:
+        return one, given
     from ucpl.conversion.drawn_sizes import lets_of
     from ucpl.language import nodes
     from ucpl.layout.scope import literal
 
-    if not given.sizes:
-        return one, given
     lets = {binding.name for binding in lets_of(one.library)}
     names = [p.name for p in one.layout.parameters if p.name in given.sizes and p.name not in lets]
     has = {argument.name for argument in one.call.arguments}

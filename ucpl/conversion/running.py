@@ -108,7 +108,6 @@ def _look_again(target: Path, plan: Plan, known: Checkpoint) -> None:
     from ucpl.conversion.ordering import arguments_in
     from ucpl.files.header_watch import reading
     from ucpl.files.wrappers import has_wraps, keeping
-    from ucpl.formats.named_files import open_files
     from ucpl.formats.opening import open_checkpoint
     from ucpl.runtime.rows import fit
     from ucpl.verification.values import unlike_hypers
@@ -120,6 +119,8 @@ def _look_again(target: Path, plan: Plan, known: Checkpoint) -> None:
             written = [evolve(t, file=target.name) for t in written]
         files = dict.fromkeys(t.file for t in written)
         if described:
+            from ucpl.formats.named_files import open_files
+
             opened = open_files(target, files)
         else:
             of = plan.target.framework

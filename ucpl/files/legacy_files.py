@@ -19,9 +19,8 @@ from ucpl.files.inert import PICKLE_BYTES_MAX
 from ucpl.files.pickles import Pickle, load_pickle
 from ucpl.files.zips import Member, read_exactly
 
-__all__ = ["MAGIC", "read_legacy"]
+__all__ = ["read_legacy"]
 
-MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the first pickle: a number that torch chose
 _PROTOCOL = 1001
 _WINDOW = 1 << 16  # bytes that are read first: most pickles
 _COUNT = 8  # bytes of a storage's number of elements

@@ -23,7 +23,6 @@ from attrs import field
 from ucpl.digests import crc32
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Extent, Key, Scalar, StorageRef, TensorRef, key_text
-from ucpl.files.legacy_files import MAGIC, read_legacy
 from ucpl.files.pickles import Pickle, dump_pickle, load_pickle, tensors_of
 from ucpl.files.zips import Member, crc_of_bytes, open_file, read_exactly, read_member, read_zip_directory
 from ucpl.records import frozen
@@ -145,7 +144,9 @@ def read_torch_file(root: str | Path, relative_path: str, start: int = 0, size: 
     file = relative_path
     fd = open_file(path, file)
     try:
-        if not start and pread(fd, len(MAGIC), 0) == MAGIC:
+        if not start and pread(fd, len(_LEGACY), 0) == _LEGACY:
+            from ucpl.files.legacy_files import read_legacy
+
             return _of_legacy(root, file, *read_legacy(fd, path, file))
         directory = read_zip_directory(fd, file, start, size)
         members = directory.members
@@ -340,6 +341,7 @@ def _check_geometry(tensor: TensorRef, member: Member, file: str, path: Path) ->
 
 # ---- laying out ----------------------------------------------------------------------------------------------------
 
+_LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the first pickle before torch 1.6: a number that torch chose
 _ALIGNMENT = 64  # bytes, of every member's data, as torch.save aligns it
 _SERIALIZATION_ID = b"0" * 40  # torch distinguishes archives by it in logs only; here, equal content gives equal bytes
 _U32 = 0xFFFFFFFF

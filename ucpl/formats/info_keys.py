@@ -10,8 +10,8 @@ import re
 from collections.abc import Container, Iterable, Iterator
 
 from ucpl.extents import PickledCall
-from ucpl.formats.deepspeed.affine import INFO
 from ucpl.formats.deepspeed.auto_ep import LAYERS
+from ucpl.formats.deepspeed.names import INFO
 
 __all__ = ["INFO", "is_in", "unknown_info"]
 

@@ -23,7 +23,6 @@ from ucpl.graph.live import with_live_rows
 from ucpl.graph.missing_elements import Box, Filler, MissingBoxes, reject_absent
 from ucpl.graph.passes import alike_lines_of, optimise
 from ucpl.graph.rows import StoredBoxes, rows_of
-from ucpl.graph.scales import blockwise, reject_quantising
 from ucpl.graph.side import GraphSide, spaced
 from ucpl.layout.by_index import of_sizes
 from ucpl.layout.layout import Policy
@@ -217,6 +216,8 @@ class _Drawing:
         out = [self.route(state, state, parts, (direct, scaled), False)] if direct else []
         turned = rest & other
         if turned and not scaled:
+            from ucpl.graph.scales import reject_quantising
+
             reject_quantising(self.source, self.target, min(turned))
         if turned:
             rest -= turned
@@ -383,6 +384,8 @@ class _Drawing:
 
         Every scale is proved to be there once.
         """
+        from ucpl.graph.scales import blockwise
+
         here, there = sides
         lanes = evolve(route.lanes, sources=parts)
         common = {path: i for i, path in enumerate(self.target.tensors)}

@@ -18,17 +18,18 @@ from ucpl.layout.indices import Indices, before, places_of
 from ucpl.layout.remedies import for_cut, for_dealt
 from ucpl.layout.scope import at
 from ucpl.placement.cells import (
+    BrokenRun,
     Cells,
     Concat,
     DimRange,
     Labelled,
     Product,
+    begin_of,
     build,
     cut,
     padding_of,
     pieces_of,
 )
-from ucpl.placement.chunk_begins import BrokenRun, begin_of
 from ucpl.placement.logical_rows import LogicalRows, Row
 from ucpl.records import define, frozen
 

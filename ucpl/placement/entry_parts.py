@@ -16,7 +16,7 @@ from ucpl.layout.reduced_states import reduced_entry
 from ucpl.layout.scope import at
 from ucpl.layout.templates import Template, nested
 from ucpl.placement import flats as fl
-from ucpl.placement.chunk_begins import is_by_begin
+from ucpl.placement.cells import is_by_begin
 from ucpl.placement.claims import Claimant, EntryMark, Spot, taken
 from ucpl.placement.entries import Choices, EntryPlacer, LocalBoxes
 from ucpl.placement.homes import Homes

@@ -20,7 +20,7 @@ from ucpl.layout import axes as ax
 from ucpl.layout.scope import at
 from ucpl.layout.templates import Template
 from ucpl.placement import flats as fl
-from ucpl.placement.chunk_begins import is_by_begin
+from ucpl.placement.cells import is_by_begin
 from ucpl.placement.claims import BufferMark, Claimant, Spot, taken
 from ucpl.placement.entries import EntryPlacer, parts_of
 from ucpl.placement.homes import Homes

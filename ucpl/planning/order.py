@@ -15,7 +15,6 @@ from attrs import evolve
 
 from ucpl.extents import FlatBuffer, NamedTensor, Shelves, Structure
 from ucpl.planning.plan import ClosedText, Origin, Plan, Recipe
-from ucpl.planning.rebuilding import with_rebuilt, with_replayed
 from ucpl.planning.shelving import shelves_json
 from ucpl.registry import format_named
 from ucpl.tables import I64, MoveSide, Space, gaps
@@ -63,8 +62,12 @@ def order(
     net.add_edges_from(graph.net.edges)
     net = _with_boxes(net, graph.targets, graph.spaces[1])
     if losses is not None:
+        from ucpl.planning.rebuilding import with_rebuilt
+
         net = with_rebuilt(net, graph.sources, losses)
     if replays is not None:
+        from ucpl.planning.rebuilding import with_replayed
+
         net = with_replayed(net, graph.sources, replays)
     known = recipe or recipe_of(graph)
     return Plan(

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from ucpl.errors import Diagnostic, Label, UcplError, catalogue
 from ucpl.extents import BlobWay, Key, key_text
 from ucpl.files.checkpoint import Checkpoint
-from ucpl.formats.named_files import Values
 from ucpl.verification.values import ValueTensors, apart
 
 if TYPE_CHECKING:  # `apply` compares copies, and needs no compiler
+    from ucpl.formats.named_files import Values
     from ucpl.placement import Placement
     from ucpl.placement.placement import Blob, BlobPlace
     from ucpl.verification.train_states import Difference
@@ -26,7 +26,9 @@ def missing(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
     """Blobs that are not where the layout says. E391."""
     from ucpl.layout.scope import at
 
-    values, out = Values(checkpoint.root), []
+    if not placement.blobs:
+        return []
+    values, out = _values(checkpoint.root), []
     for blob in placement.blobs:
         for place in blob.places if blob.rule.fate != "drop" else ():
             try:
@@ -67,12 +69,18 @@ def _firsts(blob: Blob) -> dict[tuple[int, ...], BlobPlace]:
     return out
 
 
+def _values(root: Path) -> Values:
+    from ucpl.formats.named_files import Values  # most specs have no blob
+
+    return Values(root)
+
+
 def _place(place: BlobPlace) -> Place:
     return place.file, place.key
 
 
 def _unlike(name: str, pairs: Iterable[tuple[Place, Place]], root: Path) -> Iterator[Diagnostic]:
-    values = Values(root)
+    values = _values(root)
     for one, other in pairs:
         a, b = values.at(*one), values.at(*other)
         inside = ValueTensors(root, values.extents)
@@ -101,7 +109,7 @@ def compare_blobs(a: Checkpoint, here: Placement, b: Checkpoint, there: Placemen
     free = {x.name for side in (here, there) for x in side.blobs if x.rule.fate == "drop"}
     out: list[Difference] = []
     count = 0
-    left, right = Values(a.root), Values(b.root)
+    left, right = _values(a.root), _values(b.root)
     for name in dict.fromkeys([*ours, *theirs]):
         if name in free:
             continue

@@ -24,8 +24,7 @@ from ucpl.files.pickles import attributes_of
 from ucpl.files.torch_files import layout_torch_file, read_torch_file
 from ucpl.files.values import Value
 from ucpl.formats.deepspeed.config import loss_scale_numbers, loss_scaler, regenerated
-from ucpl.formats.deepspeed.store import DeepSpeed
-from ucpl.formats.deepspeed.universal import Universal
+from ucpl.formats.deepspeed.store import DeepSpeed, Universal
 from ucpl.planning.plan import Plan
 from ucpl.registry import format_named
 

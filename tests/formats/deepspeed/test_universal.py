@@ -15,7 +15,7 @@ import ucpl
 from tests.formats.deepspeed.universal_of import universal_of
 from ucpl import api
 from ucpl.errors import UcplError
-from ucpl.formats.deepspeed.universal import Universal
+from ucpl.formats.deepspeed.store import Universal
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 WRITTEN = FIXTURES / "universal"  # by ds_to_universal of deepspeed 0.19.8

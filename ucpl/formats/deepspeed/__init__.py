@@ -54,7 +54,7 @@ class _EngineFormat(Format):
     omits_empty_states = True
 
     def known_globals(self) -> frozenset[str]:
-        from ucpl.formats.deepspeed.classes import KNOWN_GLOBALS
+        from ucpl.formats.deepspeed.names import KNOWN_GLOBALS
 
         return KNOWN_GLOBALS
 
@@ -160,7 +160,7 @@ class UniversalFormat(_EngineFormat):
     is_of_any_ranks = True
 
     def store(self) -> Framework:
-        from ucpl.formats.deepspeed.universal import Universal as Store
+        from ucpl.formats.deepspeed.store import Universal as Store
 
         return Store()
 

@@ -15,10 +15,10 @@ from ucpl.errors import Label, fail
 from ucpl.extents import Section, Sharding, TensorRef
 from ucpl.files.torch_files import TorchFile
 from ucpl.files.values import Value
-from ucpl.formats.deepspeed.affine import INFO
 from ucpl.formats.deepspeed.cuts import is_by_lists, shardings_of, vocabulary_of
 from ucpl.formats.deepspeed.gathered import Gathered
 from ucpl.formats.deepspeed.module import RankModule
+from ucpl.formats.deepspeed.names import INFO
 from ucpl.formats.deepspeed.order import Shape
 
 IS_CUT, DIM, STRIDE = "tensor_model_parallel", "partition_dim", "partition_stride"

@@ -12,10 +12,9 @@ from ucpl.errors import Label, fail
 from ucpl.extents import Section, Sharding
 from ucpl.files.torch_files import TorchFile
 from ucpl.files.values import Value
+from ucpl.formats.deepspeed.names import INFO
 from ucpl.formats.deepspeed.order import Shape
 from ucpl.records import frozen
-
-INFO = "universal_checkpoint_info"
 
 
 def refuse(file: TorchFile, name: str, why: str) -> NoReturn:

@@ -16,7 +16,8 @@ from ucpl.errors import Label, fail
 from ucpl.extents import Section, Sharding
 from ucpl.files.torch_files import TorchFile
 from ucpl.files.values import Value, kind_text
-from ucpl.formats.deepspeed.affine import INFO, affine_sharding, refuse, strides
+from ucpl.formats.deepspeed.affine import affine_sharding, refuse, strides
+from ucpl.formats.deepspeed.names import INFO
 from ucpl.formats.deepspeed.order import Shape
 from ucpl.records import frozen
 

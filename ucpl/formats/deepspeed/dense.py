@@ -26,12 +26,11 @@ from ucpl.formats.deepspeed.module import RankModule, groups_of, keep_module, mo
 from ucpl.formats.deepspeed.names import EXPERTS_OPTIMIZERS, read_shard
 from ucpl.formats.deepspeed.order import Shape
 from ucpl.formats.deepspeed.settings import set_alignment
-from ucpl.formats.deepspeed.topology import ModelRankFiles, Topology
+from ucpl.formats.deepspeed.topology import ModelRank, ModelRankFiles, Topology
 from ucpl.records import mutable
 
 if TYPE_CHECKING:
     from ucpl.formats.deepspeed.experts import HeldExperts
-    from ucpl.formats.deepspeed.whole_states import ModelRank
 
 
 @mutable(eq=False)
@@ -55,9 +54,7 @@ def read_dense(gathered: Gathered, topology: Topology, order: Order | None) -> t
         from ucpl.formats.deepspeed.sliced_experts import read_sliced_experts
 
         return read_sliced_experts(gathered, topology)
-    from ucpl.formats.deepspeed.experts import experts_of, groups_without_optimizer, read_expert_groups
-
-    grid = _Grid(topology, experts_of(gathered, topology) if topology.listing.experts else None, order)
+    grid = _Grid(topology, _held_experts(gathered, topology), order)
     for shard in topology.shards:
         _read_rank(gathered, grid, shard)
     by_tp = [grid.of_tp(tp) for tp in range(topology.tp)]
@@ -76,10 +73,8 @@ def read_dense(gathered: Gathered, topology: Topology, order: Order | None) -> t
     for mine in grid.ranks:
         gathered.stated += mine.stated
         gathered.remark(*mine.remarks)
-    if grid.held is not None and topology.optims:
-        read_expert_groups(gathered, grid.held, grid.modules, topology)
-    elif grid.held is not None:
-        gathered.groups += groups_without_optimizer(grid.held, first, topology)
+    if grid.held is not None:
+        _read_expert_groups(gathered, grid, grid.held, first)
     if pipeline is not None:
         from ucpl.formats.deepspeed.copies import trusted
 
@@ -96,6 +91,23 @@ def read_dense(gathered: Gathered, topology: Topology, order: Order | None) -> t
     experts = grid.held.parts if grid.held is not None else ()
     experts += tuple(read_shard(topology.listing.root, name) for name in topology.listing.experts_optims)
     return (*topology.metas, *experts, *topology.optims), _facts(gathered, grid, by_tp, first, pipeline)
+
+
+def _held_experts(gathered: Gathered, topology: Topology) -> HeldExperts | None:
+    if not topology.listing.experts:
+        return None
+    from ucpl.formats.deepspeed.experts import experts_of
+
+    return experts_of(gathered, topology)
+
+
+def _read_expert_groups(gathered: Gathered, grid: _Grid, held: HeldExperts, first: RankModule) -> None:
+    from ucpl.formats.deepspeed.experts import groups_without_optimizer, read_expert_groups
+
+    if grid.topology.optims:
+        read_expert_groups(gathered, held, grid.modules, grid.topology)
+    else:
+        gathered.groups += groups_without_optimizer(held, first, grid.topology)
 
 
 def _facts(
@@ -152,8 +164,6 @@ def _read_rank(gathered: Gathered, grid: _Grid, shard: ModelRankFiles) -> None:
     here = {"tp": shard.tp} if topology.tp > 1 else {}
     here |= {"pp": shard.pp} if topology.pp > 1 else {}
     if held is None or not shard.optims:
-        from ucpl.formats.deepspeed.whole_states import ModelRank
-
         _read_optimizer(mine, module, shard, ModelRank(here, grid.order))
     else:
         from ucpl.formats.deepspeed.experts import read_dense_groups

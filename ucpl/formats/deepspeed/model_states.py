@@ -11,10 +11,9 @@ from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.pickles import set_attributes
 from ucpl.files.values import Empty
 from ucpl.formats.deepspeed import auto_ep
-from ucpl.formats.deepspeed.affine import INFO
 from ucpl.formats.deepspeed.config import blobs_of
 from ucpl.formats.deepspeed.cuts import info_of
-from ucpl.formats.deepspeed.names import is_of_expert, layer_place
+from ucpl.formats.deepspeed.names import INFO, is_of_expert, layer_place
 from ucpl.formats.deepspeed.optimizer_states import whole
 from ucpl.formats.deepspeed.target import FORMAT_VERSION, FileBuilder, StepWriter
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from attrs import field
 
 from ucpl.errors import Label, fail
+from ucpl.files.inert import HOLDERS
 from ucpl.files.torch_files import TorchFile, read_torch_file
-from ucpl.formats.as_written import reject
 from ucpl.records import frozen
 
 # Model states: one file per model-parallel rank, or (stage 3) one per data-parallel rank too.
@@ -32,6 +32,7 @@ _DIGITS_MAX = 10  # of a layer's number
 
 LATEST = "latest"
 LATEST_UNIVERSAL = "latest_universal"
+INFO = "universal_checkpoint_info"  # a key of model states
 ATOMS = "zero"  # folder of a universal checkpoint
 GLOBAL_STATE = "zero/optimizer_state.pt"
 EXPERTS_OPTIMIZERS = "experts_optimizers"  # of a run whose release writes empty ones next to the shards of ZeRO
@@ -279,6 +280,8 @@ def read_shard(root: Path, name: str) -> TorchFile:
     written = f"{file.archive}.pt"
     there, here = place_in_run(written), place_in_run(name)
     if there is not None and here is not None and there.kind == here.kind and there.numbers != here.numbers:
+        from ucpl.formats.as_written import reject
+
         reject(file)
     return file
 
@@ -290,5 +293,19 @@ def read_atom(root: Path, path: Path) -> TorchFile:
     """
     file = read_torch_file(root, path.relative_to(root).as_posix())
     if file.archive != path.stem and path.with_name(f"{file.archive}.pt").is_file():
+        from ucpl.formats.as_written import reject
+
         reject(file)
     return file
+
+
+# torch.load(weights_only=True) refuses them, and DeepSpeed does not use it.
+KNOWN_GLOBALS = HOLDERS | frozenset(
+    {
+        "deepspeed.runtime.fp16.loss_scaler.LossScaler",
+        "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
+        "deepspeed.runtime.zero.config.ZeroStageEnum",
+        "deepspeed.checkpoint.universal_checkpoint.SubparamShape",
+        "deepspeed.utils.tensor_fragment.fragment_address",
+    }
+)

@@ -40,14 +40,6 @@ _LEAST = 64  # elements; equal bytes of fewer can be equal by chance
 Shapes = Mapping[str, Shape]
 
 
-def lacks_shapes(meta: TorchFile, listing: StepFiles) -> bool:
-    """Test whether the model states lack the orders of the optimizer's buffers.
-
-    This is so before 0.19.4 with experts.
-    """
-    return bool(listing.experts and listing.optims) and "param_shapes" not in Value.of(meta).mapping()
-
-
 def restated(meta: TorchFile, optims: tuple[TorchFile, ...], listing: StepFiles, mp: int) -> TorchFile:
     """A rank's model states with the missing fields from its optimizer's shards.
 

@@ -31,9 +31,9 @@ from ucpl.formats.deepspeed.names import StepFiles, layer_place, read_shard
 from ucpl.formats.deepspeed.order import Shape
 from ucpl.formats.deepspeed.settings import set_alignment
 from ucpl.formats.deepspeed.stages import LayerTensors, StageFacts, canonical, pipeline_of, refs_of
-from ucpl.formats.deepspeed.topology import Topology, not_yet
+from ucpl.formats.deepspeed.topology import ModelRank, Topology, not_yet
 from ucpl.formats.deepspeed.unstaged import ShardGroups, shard_groups
-from ucpl.formats.deepspeed.whole_states import ModelRank, read_whole_states
+from ucpl.formats.deepspeed.whole_states import read_whole_states
 
 
 def read_pipeline(

@@ -24,8 +24,10 @@ from ucpl.formats.deepspeed.dense import read_dense
 from ucpl.formats.deepspeed.gathered import Gathered, StepPlace
 from ucpl.formats.deepspeed.model_states import model_states, parts
 from ucpl.formats.deepspeed.names import (
+    ATOMS,
     EXPERTS_OPTIMIZERS,
     LATEST,
+    LATEST_UNIVERSAL,
     StepFiles,
     experts_optim_file,
     is_apart,
@@ -40,6 +42,39 @@ from ucpl.formats.deepspeed.settings import read_settings, shards_gone
 from ucpl.formats.deepspeed.target import Made, StepWriter, skeleton_of
 from ucpl.formats.deepspeed.topology import topology_of
 from ucpl.formats.leaving import with_empty_states
+
+
+class Universal:
+    name = "universal"
+    demands = Demands()
+
+    def recognises(self, path: Path) -> bool:
+        """Test for a folder of atoms, or one with only `latest_universal`."""
+        if not path.is_dir():
+            return False
+        if (path / ATOMS).is_dir() and any(p.is_dir() for p in (path / ATOMS).iterdir()):
+            return True
+        return (path / LATEST_UNIVERSAL).is_file() and not (path / "latest").is_file()
+
+    def open(self, path: Path) -> Checkpoint:
+        """Read the headers of all atoms and of the model states.
+
+        Raises: UcplError E452-E463.
+        """
+        from ucpl.formats.deepspeed.universal import read_universal
+
+        return read_universal(path)
+
+    def skeleton(
+        self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None
+    ) -> Skeleton:
+        """A folder that `load_universal` takes at any degree of data parallelism.
+
+        Raises: UcplError E470-E479.
+        """
+        from ucpl.formats.deepspeed.universal_writing import skeleton
+
+        return skeleton(structure, targets, source, tag)
 
 
 class DeepSpeed:

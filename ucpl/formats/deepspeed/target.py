@@ -19,11 +19,10 @@ from ucpl.files.pickles import unsafe_globals
 from ucpl.files.scalars import number_of
 from ucpl.files.values import Empty, Value
 from ucpl.formats.deepspeed import auto_ep
-from ucpl.formats.deepspeed.classes import KNOWN_GLOBALS
 from ucpl.formats.deepspeed.config import blobs_of, regenerated
 from ucpl.formats.deepspeed.module import BLOB as LEFT_OUT
 from ucpl.formats.deepspeed.module import LeftOut
-from ucpl.formats.deepspeed.names import is_apart, is_of_expert, layer_number
+from ucpl.formats.deepspeed.names import KNOWN_GLOBALS, is_apart, is_of_expert, layer_number
 from ucpl.formats.run_steps import STEPS, steps_of
 from ucpl.records import mutable
 from ucpl.registry import format_named

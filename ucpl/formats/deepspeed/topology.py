@@ -14,15 +14,24 @@ from typing import NoReturn
 from ucpl.errors import Label, fail
 from ucpl.extents import PickledCall
 from ucpl.extents.pipeline import layer_file
+from ucpl.files.checkpoint import Order
 from ucpl.files.header_watch import ahead
 from ucpl.files.torch_files import TorchFile
 from ucpl.files.values import Value
 from ucpl.formats.deepspeed import auto_ep
 from ucpl.formats.deepspeed.names import StepFiles, layer_place, model_file, read_shard
-from ucpl.formats.deepspeed.older_experts import lacks_shapes, restated
 from ucpl.records import frozen
 
 _LAYERS = "its layers are in files of their own (PipelineModule)"
+
+
+@frozen(eq=False)
+class ModelRank:
+    """A model-parallel rank without ZeRO: coordinates, and the caller's order."""
+
+    coordinates: dict[str, int]
+    order: Order | None = None
+    origin: str = ""  # evidence for the names of the module's groups, if not param_shapes
 
 
 @frozen(eq=False)
@@ -100,14 +109,24 @@ def topology_of(listing: StepFiles) -> Topology:
         mine = _of_rank(listing, mp)
         dp = _dp_degree(mine, metas[0], is_sliced)
         optims = tuple(read_shard(root, mine.optims[rank, mp]) for rank in range(dp)) if mine.optims else ()
-        is_older = lacks_shapes(metas[0], listing)
+        is_older = _lacks_shapes(metas[0], listing)
         if is_older:
+            from ucpl.formats.deepspeed.older_experts import restated
+
             metas = tuple(restated(meta, optims, listing, mp) for meta in metas)
         shards.append(ModelRankFiles(mp % tp, mp // tp, metas[:dp], optims, is_older))
     stage = _stage([part for shard in shards for part in shard.optims], is_sliced)
     if listing.layers and stage > 1:
         not_yet(shards[0].optims[0].path, f"a PipelineModule at ZeRO stage {stage}, which DeepSpeed does not train")
     return Topology(listing, stage, dp, tp, pp, tuple(shards))
+
+
+def _lacks_shapes(meta: TorchFile, listing: StepFiles) -> bool:
+    """Test whether the model states lack the orders of the optimizer's buffers.
+
+    This is so before 0.19.4 with experts.
+    """
+    return bool(listing.experts and listing.optims) and "param_shapes" not in Value.of(meta).mapping()
 
 
 # ---- files that cannot be read yet

@@ -19,11 +19,10 @@ from pathlib import Path
 from attrs import field
 
 from ucpl.errors import Label, fail
-from ucpl.extents import NamedTensor, ParameterGroup, Sharding, StoredTensor, Structure, TensorRef
+from ucpl.extents import NamedTensor, ParameterGroup, Sharding, TensorRef
 from ucpl.extents.account import NotRead
 from ucpl.extents.parallel_facts import CarriedByRank
-from ucpl.files.checkpoint import Checkpoint, Skeleton
-from ucpl.files.demands import Demands
+from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.header_watch import ahead
 from ucpl.files.scalars import is_step
 from ucpl.files.skipping import skips, skips_optimizer
@@ -33,7 +32,6 @@ from ucpl.files.unknown import SHARED, unknown_keys, unknown_of_torch
 from ucpl.files.values import Value
 from ucpl.formats.deepspeed import auto_ep
 from ucpl.formats.deepspeed.across_tp import Shapes, cuts_over_tp
-from ucpl.formats.deepspeed.affine import INFO
 from ucpl.formats.deepspeed.blobs import (
     SCALING,
     keep_extra,
@@ -49,6 +47,7 @@ from ucpl.formats.deepspeed.module import RankModule, groups_of, module_of
 from ucpl.formats.deepspeed.names import (
     ATOMS,
     GLOBAL_STATE,
+    INFO,
     LATEST_UNIVERSAL,
     StepFiles,
     list_files,
@@ -59,6 +58,8 @@ from ucpl.formats.deepspeed.order import Shape, undeal
 from ucpl.formats.deepspeed.topology import not_yet
 from ucpl.records import frozen
 
+__all__ = ["read_universal"]
+
 _STATES = ("optimizer_state_dict", "state")
 # Keys of an atom, as ds_to_universal.py of DeepSpeed writes them. Releases before 0.13 keep the row that pads words.
 _ATOM = frozenset(
@@ -67,35 +68,12 @@ _ATOM = frozenset(
 _SHARD = (("fp32_flat_groups",), ("single_partition_of_fp32_groups",), ("base_optimizer_state",))
 
 
-class Universal:
-    name = "universal"
-    demands = Demands()
+def read_universal(path: Path) -> Checkpoint:
+    """Read the headers of all atoms and of the model states.
 
-    def recognises(self, path: Path) -> bool:
-        """Test for a folder of atoms, or one with only `latest_universal`."""
-        if not path.is_dir():
-            return False
-        if (path / ATOMS).is_dir() and any(p.is_dir() for p in (path / ATOMS).iterdir()):
-            return True
-        return (path / LATEST_UNIVERSAL).is_file() and not (path / "latest").is_file()
-
-    def open(self, path: Path) -> Checkpoint:
-        """Read the headers of all atoms and of the model states.
-
-        Raises: UcplError E452-E463.
-        """
-        return _Universal.of(_step(path)).checkpoint()
-
-    def skeleton(
-        self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None
-    ) -> Skeleton:
-        """A folder that `load_universal` takes at any degree of data parallelism.
-
-        Raises: UcplError E470-E479.
-        """
-        from ucpl.formats.deepspeed.universal_writing import skeleton
-
-        return skeleton(structure, targets, source, tag)
+    Raises: UcplError E452-E463.
+    """
+    return _Universal.of(_step(path)).checkpoint()
 
 
 def _step(path: Path) -> StepPlace:
@@ -459,9 +437,6 @@ def _folders(atoms: Path) -> dict[str, Path]:
 def shown(names: list[str]) -> str:
     """The first of many names."""
     return ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
-
-
-__all__ = ["Universal"]
 
 
 # ---- the model in its model states -----------------------------------------------------------------------------------

@@ -19,11 +19,11 @@ from ucpl.extents import FlatBuffer, Global, PickledCall, Scalar, Sharding, Stor
 from ucpl.files.checkpoint import Checkpoint, Skeleton
 from ucpl.files.groups import named_hyper
 from ucpl.files.scalars import is_step
-from ucpl.formats.deepspeed.affine import INFO
 from ucpl.formats.deepspeed.model_states import model_states
 from ucpl.formats.deepspeed.names import (
     ATOMS,
     GLOBAL_STATE,
+    INFO,
     LATEST_UNIVERSAL,
     is_of_expert,
     is_taken,

@@ -23,8 +23,8 @@ from ucpl.formats.deepspeed.module import Groups, RankModule, groups_of
 from ucpl.formats.deepspeed.names import layer_number, list_files
 from ucpl.formats.deepspeed.numbered import Named, Numbered, matched, names_of
 from ucpl.formats.deepspeed.stages import refs_of
-from ucpl.formats.deepspeed.topology import Topology, topology_of
-from ucpl.formats.deepspeed.whole_states import ModelRank, numbered
+from ucpl.formats.deepspeed.topology import ModelRank, Topology, topology_of
+from ucpl.formats.deepspeed.whole_states import numbered
 from ucpl.formats.matching import Unclear
 from ucpl.records import frozen
 

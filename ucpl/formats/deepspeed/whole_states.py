@@ -14,7 +14,6 @@ from attrs import evolve
 
 from ucpl.errors import Label, fail
 from ucpl.extents import FlatBuffer, ParameterGroup, TensorRef
-from ucpl.files.checkpoint import Order
 from ucpl.files.scalars import counted_states, is_counted, number_of
 from ucpl.files.skipping import skips_optimizer
 from ucpl.files.values import Value
@@ -24,19 +23,9 @@ from ucpl.formats.deepspeed.module import RankModule
 from ucpl.formats.deepspeed.names import state_named
 from ucpl.formats.deepspeed.numbered import Named, Numbered, NumberedGroup, names_of
 from ucpl.formats.deepspeed.order import run
-from ucpl.formats.deepspeed.topology import not_yet
-from ucpl.records import frozen
+from ucpl.formats.deepspeed.topology import ModelRank, not_yet
 
 _EACH, _FLAT = "fp32_groups", "fp32_groups_flat"  # masters of FP16_UnfusedOptimizer, and of FP16_Optimizer
-
-
-@frozen(eq=False)
-class ModelRank:
-    """A model-parallel rank without ZeRO: coordinates, and the caller's order."""
-
-    coordinates: dict[str, int]
-    order: Order | None = None
-    origin: str = ""  # evidence for the names of the module's groups, if not param_shapes
 
 
 def read_whole_states(gathered: Gathered, module: RankModule, rank: ModelRank) -> None:
