@@ -600,7 +600,7 @@ def test_the_wheel_carries_grammar_specs_examples_and_catalogue(tmp_path: Path) 
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     wanted = {"ucpl/py.typed", "ucpl/__init__.pyi", *map(relative, MODULES)}
-    for data in ("errors/catalogue/*.toml", "formats/*/*.toml"):
+    for data in ("errors/catalogue/*.toml", "formats/*/*.toml", "formats/*/*.ucpl"):
         wanted |= {relative(path) for path in PACKAGE.glob(data)}
     for folder in ("grammar", "specs", "examples"):
         files = [path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts]

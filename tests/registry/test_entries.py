@@ -25,6 +25,7 @@ UCPL = Path(entries.__file__).parents[1]
 OTHERS = {
     ("conversion/exporting.py", "huggingface"),  # a folder of verl
     ("formats/dcp/per_rank.py", "huggingface"),
+    ("formats/verl/writing.py", "huggingface"),
     ("ranks/engines.py", "deepspeed"),
     ("formats/folders/kinds.py", "trainer"),
     ("formats/folders/kinds.py", "accelerate"),
