@@ -6,10 +6,14 @@ Layers, experts and ranks are counted in it, and different ones keep rows of the
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
+from benchmarks.sparse import MAKERS
+from tests.cli.command import good
 from tests.docs.blocks import located
+from ucpl.conversion import sides
 from ucpl.conversion.collapsed_rows import collapsed_lines, numbers
 from ucpl.conversion.showing import located as told
 from ucpl.placement import Placement
@@ -119,3 +123,34 @@ def test_rows_do_not_grow_with_what_is_alike() -> None:
 )  # fmt: skip
 def test_numbers_are_reported_as_ranges_are(values: list[int], text: str) -> None:
     assert numbers(values) == text
+
+
+MANY = """weight     model.safetensors: layers.{1..4}.experts.{0..9}.up [3, 2], rank 0  x 27
+           at 0: 3x2 from layers.{1..4}.experts.{0..9}.up[0, 0]
+weight     model.safetensors: {layers.0.gate, layers.1.gate, layers.11.gate} [7], rank 0  x 3
+           at 0: 7 from {layers.0.gate, layers.1.gate, layers.11.gate}[0]
+weight     model.safetensors: head [4, 2], rank 0
+           at 0: 4x2 from head[0, 0]"""
+FLAT = """weight     mp_rank_00_model_states.pt: module/layers.{0..8}.up [2, 3], rank 0  x 8
+           at 0: 2x3 from layers.{0..8}.up[0, 0]
+fp32       zero_pp_rank_{0..2}_mp_rank_00_optim_states.pt: optimizer_state_dict/single_partition_of_fp32_groups/0 [24],"""
+
+
+def test_tensors_of_a_large_checkpoint_share_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names with all combinations of their numbers are one pattern."""
+    monkeypatch.setattr(sides, "FAMILIES_FROM", 1)
+    shapes: dict[str, tuple[int, ...]] = {f"layers.{l}.experts.{e}.up": (3, 2) for l in (1, 2, 3) for e in range(9)}
+    shapes |= {f"layers.{l}.gate": (7,) for l in (0, 1, 11)} | {"head": (4, 2)}
+    MAKERS["huggingface"](tmp_path / "hf", shapes, 2)
+    lines = good("show", tmp_path / "hf").out.splitlines()
+    assert sorted(lines[1:]) == sorted(MANY.splitlines())
+    assert len(good("show", tmp_path / "hf", "--each").out.splitlines()) == 1 + 2 * len(shapes)
+    shapes.pop("layers.2.experts.5.up")
+    MAKERS["huggingface"](tmp_path / "gap", shapes, 2)
+    assert "{layers.1.experts.0.up, layers.1.experts.1.up," in good("show", tmp_path / "gap").out
+    MAKERS["zero1"](tmp_path / "zero1", {f"layers.{l}.up": (2, 3) for l in range(8)}, 2)
+    found = good("show", tmp_path / "zero1").out
+    assert found.split("\n", 1)[1].startswith(FLAT)
+    assert "           at 0: 4x2x3 from layers.{0..8}.up[0, 0]" in found
+    of_rank = good("show", tmp_path / "zero1", "--rank", "1").out
+    assert "at 0: 4x2x3 from {layers.4.up, layers.5.up, layers.6.up, layers.7.up}[0, 0]" in of_rank

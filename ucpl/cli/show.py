@@ -91,7 +91,8 @@ def run(options: Namespace, console: Console) -> int:
         return drawn(options, console)
     alone = options.rank if options.after == "locate" else None
     given = given_of(options)
-    here, there = shown(options.layout, options.to, given, alone)
+    is_folded = options.after == "locate" and options.to is None and not options.each
+    here, there = shown(options.layout, options.to, given, alone, fold=is_folded)
     if options.rank is not None:
         demand_rank(options.rank, here.layout)
     match options.after:

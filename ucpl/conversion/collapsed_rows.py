@@ -7,19 +7,23 @@ in the language.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
+from math import prod
 
 import numpy as np
 from attrs import field
 
 from ucpl.extents import key_text
+from ucpl.layout import LogicalTensor
 from ucpl.placement import Part, Placement
 from ucpl.records import define, frozen
 from ucpl.tables import I64, Block
 
 __all__ = ["collapsed_lines"]
 
+_NUMBER = re.compile(r"(\d+)")
 _SHOWN = 6  # numbers without a step, before the rest is left out
 
 Box = tuple[int, tuple[int, ...], tuple[int, ...], int]  # tensor, sizes, steps inside the stored tensor, offset
@@ -157,9 +161,16 @@ def _lines(placement: Placement, part: Part, same: _Same, row: _Row) -> Iterator
     yield f"{part.state.ljust(10)} {file}: {key_text(tuple(key))} {list(same.shape)}, {ranks}{padding}{times}"
     for (tensor, sizes, _, offset), lows in zip(same.boxes, row.lows, strict=True):
         path = placement.tensors[tensor]
-        n = len(placement.layout.tensors[path].counts)
-        size = "x".join(map(str, sizes[:n])) or "1"
-        yield f"           at {offset}: {size} from {_first(placement, path, lows[:n])}"
+        n = len(placement.layout.placed[path].counts)
+        family = placement.layout.families.get(path)
+        if family is None:
+            name, first = path, 0
+        else:  # its first dim is over its names
+            held = sorted({low + n for low in lows[0] for n in range(sizes[0])})
+            name, first = _texts([family.names[n] for n in held]), 1
+        size = "x".join(map(str, sizes[first if sizes[:1] == (1,) else 0 : n])) or "1"
+        dims = slice(first, n)
+        yield f"           at {offset}: {size} from {name}[{_first(placement.layout.placed[path], lows, dims)}]"
 
 
 def _filled(name: object, holes: Iterator[list[str]]) -> str:
@@ -167,24 +178,39 @@ def _filled(name: object, holes: Iterator[list[str]]) -> str:
     return "".join(p if p is not None else _texts(next(holes)) for p in name)
 
 
-def _texts(found: list[str]) -> str:
+def _texts(found: Sequence[str]) -> str:
     """The text at one place of a name, or several in braces."""
     texts = list(dict.fromkeys(found))
     if len(texts) == 1:
         return texts[0]
     if all(t.isdecimal() for t in texts):
         return "{" + numbers(int(t) for t in texts) + "}"
-    return "{" + ", ".join(texts[:_SHOWN]) + (", ..." if len(texts) > _SHOWN else "") + "}"
+    return _product(texts) or "{" + ", ".join(texts[:_SHOWN]) + (", ..." if len(texts) > _SHOWN else "") + "}"
 
 
-def _first(placement: Placement, path: str, lows: list[set[int]]) -> str:
-    """The first elements of the boxes: `w[l=3..61, h=0]`."""
-    tensor = placement.layout.tensors[path]
+def _product(texts: Sequence[str]) -> str:
+    """Names of many tensors as `layers.{0..61}.up`, or "".
+
+    They have all combinations of their numbers.
+    """
+    if len(texts) <= _SHOWN:
+        return ""
+    parts = [*zip(*(_NUMBER.split(text) for text in texts), strict=False)]
+    alike = [{*part} for part in parts]
+    if len({len(_NUMBER.split(text)) for text in texts}) > 1 or any(len(some) > 1 for some in alike[::2]):
+        return ""
+    if prod(map(len, alike)) != len(texts):
+        return ""
+    return "".join(part[0] if len(some) == 1 else _texts(part) for part, some in zip(parts, alike, strict=True))
+
+
+def _first(tensor: LogicalTensor, lows: Sequence[set[int]], dims: slice) -> str:
+    """The first elements of the boxes: `l=3..61, h=0`."""
     named = []
-    for dim, indices, low in zip(tensor.dims, tensor.indices, lows, strict=False):
+    for dim, indices, low in zip(tensor.dims[dims], tensor.indices[dims], lows[dims], strict=True):
         whole = numbers(indices[i] for i in low)
         named.append(whole if "#" in dim else f"{dim}={whole}")
-    return f"{path}[{', '.join(named)}]"
+    return ", ".join(named)
 
 
 def numbers(found: Iterable[int]) -> str:

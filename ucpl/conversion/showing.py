@@ -12,7 +12,7 @@ from ucpl.conversion.opening import open_checkpoint
 from ucpl.conversion.requests import Given, called, is_checkpoint, with_arguments
 from ucpl.conversion.side import Side
 from ucpl.conversion.side import located as side_of
-from ucpl.conversion.sides import sides, source_side, target_side
+from ucpl.conversion.sides import in_families, sides, source_side, target_side
 
 if TYPE_CHECKING:
     from ucpl.layout import Layout
@@ -21,15 +21,19 @@ if TYPE_CHECKING:
 __all__ = ["located", "resolved", "shown"]
 
 
-def shown(layout: str, to: str | None, given: Given, rank: int | None) -> tuple[Side, Side | None]:
+def shown(
+    layout: str, to: str | None, given: Given, rank: int | None, *, fold: bool = False
+) -> tuple[Side, Side | None]:
     """A layout or checkpoint, and the other side if one is named.
 
     rank: only the tensors of this rank are needed. A layout of thousands of ranks then does not enumerate the others.
+    fold: of a checkpoint with many tensors, those that are stored alike are one.
     """
     if to is not None:
         aimed, given = with_arguments(called(to), given)
     if is_checkpoint(layout):
-        here = source_side(open_checkpoint(layout), None, evolve(given, model=None, sizes={}, config=None))
+        side = in_families if fold else source_side
+        here = side(open_checkpoint(layout), None, evolve(given, model=None, sizes={}, config=None))
         there = target_side(aimed, here, given) if to is not None else None
         return _of_rank(here, rank), there
     if to is not None:
