@@ -388,24 +388,28 @@ class _Dist(Opened):
 
         There is one, or a chain of numbered ones.
         """
-        for entry in self.entries.of_groups:
-            place = self.metadata.objects[entry]
-            part = _named_by_place(self.chunks.archive(place), place.start)
-            top = Value(part.path, part.file, (entry,), part.value)
-            held = top.items()
-            yield part, held[0] if held else top
+        stated = (self._object(entry) for entry in self.entries.of_groups)  # of those that have buckets
         common = Value.of(self.common).find(OPTIMIZER)
-        if common is None or self.entries.of_groups:
-            return
-        numbers = [key for key in common.mapping() if isinstance(key, int)]
-        if numbers:
-            yield from ((self.common, common.at(number)) for number in numbers)
-        else:
+        chain = [common.at(key) for key in common.mapping() if isinstance(key, int)] if common is not None else []
+        for held in chain:
+            if _has_groups(held):  # Muon, next to an optimizer of the rest
+                yield self.common, held
+            else:
+                yield next(stated, (self.common, held))
+        if common is not None and not chain and not self.entries.of_groups:
             yield self.common, common
+        yield from stated
+
+    def _object(self, entry: str) -> tuple[TorchFile, Value]:
+        place = self.metadata.objects[entry]
+        part = _named_by_place(self.chunks.archive(place), place.start)
+        top = Value(part.path, part.file, (entry,), part.value)
+        held = top.items()
+        return part, held[0] if held else top
 
     def groups_of(self, part: TorchFile, optimizer: Value) -> Iterator[GroupValues]:
         inner = optimizer.find(OPTIMIZER) or optimizer
-        if inner.find("param_groups") is None:
+        if not _has_groups(optimizer):
             return
         state = inner.find("state")
         common = state.find("common_step") if state is not None else None
@@ -475,3 +479,7 @@ class _Dist(Opened):
             if extent.key[0] in kept:
                 self.carried[self.common.file, extent.key] = extent
         return {key: lifted(mapped(one, lambda t: t), self.common.file) for key, one in kept.items()}
+
+
+def _has_groups(optimizer: Value) -> bool:
+    return (optimizer.find(OPTIMIZER) or optimizer).find("param_groups") is not None
