@@ -73,7 +73,7 @@ def run(options: Namespace, console: Console) -> int:
         mine = [(choice, written(choice, loss, folder)) for choice in loss.choices]
         rows += [cells(loss, unit, choice, name) for choice, name in mine]
         rows += [] if mine else [(f"{loss.lost} {unit}", f"{loss.left:,}", "nothing fits", "", "", "", "")]
-        found.append(told(loss, mine, known))
+        found.append(loss_json(loss, mine, known))
         for call, why in loss.refused[:REFUSED_SHOWN]:
             console.say(f"not        {loss.lost} {unit}: {call}: {why}")
     console.say(*table_lines(HEAD, rows))
@@ -142,7 +142,7 @@ def cells(loss: Loss, unit: str, choice: Choice, name: str) -> tuple[str, ...]:
     return (f"{loss.lost} {unit}", f"{loss.left:,}", degrees, used, held, sent, name)
 
 
-def told(loss: Loss, choices: list[tuple[Choice, str]], known: Bandwidths | None) -> dict[str, object]:
+def loss_json(loss: Loss, choices: list[tuple[Choice, str]], known: Bandwidths | None) -> dict[str, object]:
     from ucpl.cli.report import cost_object
 
     def one(choice: Choice, name: str) -> dict[str, object]:

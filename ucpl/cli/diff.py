@@ -37,7 +37,7 @@ def run(options: Namespace, console: Console) -> int:
     for text in lines(found):
         console.say(text)
     console.say("different" if found else "the same: both plans do the same")
-    console.answer(told(found))
+    console.answer(difference_json(found))
     return Exit.ANSWER_IS_NO if found else Exit.DONE
 
 
@@ -74,7 +74,7 @@ def _some(name: str, what: str, texts: tuple[str, ...]) -> Iterator[str]:
         yield f"{'':<12} and {len(texts) - SHOWN:,} more"
 
 
-def told(found: PlanDifference) -> dict[str, object]:
+def difference_json(found: PlanDifference) -> dict[str, object]:
     stores = {
         name: {"first": list(s.first), "second": list(s.second), "other": list(s.other)}
         for name, s in (("reads", found.reads), ("writes", found.writes))

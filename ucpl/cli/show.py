@@ -199,7 +199,7 @@ def drawn_vault(options: Namespace, console: Console) -> int:
 
     Raises: UcplError E171, E179, E690.
     """
-    from ucpl.cli.vault_options import domains_said
+    from ucpl.cli.vault_options import domains_of
     from ucpl.cli.vault_plan import picture_of
     from ucpl.pictures.vaults import vault_html, vault_svg
 
@@ -208,7 +208,7 @@ def drawn_vault(options: Namespace, console: Console) -> int:
         where = "--domains" if options.domains is not None else "--protect"
         remedy = "say --svg FILE or --html FILE, and neither --rank, --to, --each nor --after; as text: ucpl vault plan"
         fail("E171", f"{where} is for a picture of a vault", Label("<command line>", where=where), remedy=remedy)
-    picture = picture_of(options, domains_said(options.domains) if options.domains is not None else None)
+    picture = picture_of(options, domains_of(options.domains) if options.domains is not None else None)
     file = options.svg or options.html
     write_text(Path(file), vault_svg(picture) if asked == "--svg" else vault_html(picture))
     console.say(f"written    {file}")

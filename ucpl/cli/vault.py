@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ucpl.cli.console import bytes_text, table_lines
 from ucpl.cli.options import data_plane, given_of, whole_number
-from ucpl.cli.vault_options import EXAMPLE, MAKES, arguments, demand_used, domains_said, usage, wrong
+from ucpl.cli.vault_options import EXAMPLE, MAKES, arguments, demand_used, domains_of, usage, wrong
 from ucpl.errors import Exit, Label, UcplError, fail, plural
 from ucpl.storage.urls import is_url
 
@@ -70,7 +70,7 @@ def _generation(options: Namespace) -> int | None:
 def _plan(home: Path, options: Namespace, console: Console) -> int:
     from ucpl.cli.vault_plan import run_plan
 
-    return run_plan(options, domains_said(options.domains) if options.domains else None, console)
+    return run_plan(options, domains_of(options.domains) if options.domains else None, console)
 
 
 def _serve(home: Path, options: Namespace, console: Console) -> int:
@@ -83,7 +83,7 @@ def _keys(home: Path, options: Namespace, console: Console) -> int:
     from ucpl.storage.certificates import AUTHORITY_KEY, issue
 
     hosts = [one.strip() for one in options.hosts.split(",")] if options.hosts else []
-    told = domains_said(options.domains) if options.domains else len(hosts) or 2
+    told = domains_of(options.domains) if options.domains else len(hosts) or 2
     domains = told if isinstance(told, int) else len(told)
     if hosts and len(hosts) != domains:
         wrong("--hosts", f"lists {len(hosts)} for {domains} domains", "one host for each domain, or --domains alone")
@@ -103,7 +103,7 @@ def _keys(home: Path, options: Namespace, console: Console) -> int:
 
 
 def _drill(home: Path, options: Namespace, console: Console) -> int:
-    return run_drill(options, domains_said(options.domains) if options.domains else None, console)
+    return run_drill(options, domains_of(options.domains) if options.domains else None, console)
 
 
 def _status(home: Path, options: Namespace, console: Console) -> int:
@@ -162,7 +162,7 @@ def _verify(home: Path, options: Namespace, console: Console) -> int:
 
     memory, found = find_damage(home, _generation(options))
     memory.close()
-    return _told(memory.commit.generation, 0, found, console)
+    return _print_damage(memory.commit.generation, 0, found, console)
 
 
 def _scrub(home: Path, options: Namespace, console: Console) -> int:
@@ -175,10 +175,10 @@ def _scrub(home: Path, options: Namespace, console: Console) -> int:
     except OSError as error:
         report_not_written(home, error)
     newest = Vault.at(home).committed()
-    return _told(newest.generation if newest is not None else 0, count, found, console)
+    return _print_damage(newest.generation if newest is not None else 0, count, found, console)
 
 
-def _told(generation: int, count: int, found: Sequence[Damage], console: Console) -> int:
+def _print_damage(generation: int, count: int, found: Sequence[Damage], console: Console) -> int:
     for one in found:
         fate = "can be rebuilt" if one.can_be_rebuilt else "is gone"
         console.say(f"damaged    {one.what}: {f'{one.chunks} chunks of 1 MiB, ' if one.chunks else ''}{fate}")

@@ -12,7 +12,7 @@ from ucpl.cli.report import add_bandwidths
 from ucpl.cli.wrapping import Formatter
 from ucpl.errors import Label, fail
 
-__all__ = ["EXAMPLE", "MAKES", "NUMBER_MAX", "arguments", "demand_used", "domains_said", "usage", "wrong"]
+__all__ = ["EXAMPLE", "MAKES", "NUMBER_MAX", "arguments", "demand_used", "domains_of", "usage", "wrong"]
 
 # Of each action, for the help of it alone. The help of all of them shows the first ones.
 EXAMPLES = {
@@ -251,7 +251,7 @@ def wrong(where: str, what: str, remedy: str) -> None:
     fail("E171", f"`{where}` {what}", Label("<command line>", where=where), remedy=f"write {remedy}")
 
 
-def domains_said(text: str) -> int | list[list[int]]:
+def domains_of(text: str) -> int | list[list[int]]:
     """The number of domains, or the ranks of each.
 
     Raises: UcplError E171, E173.

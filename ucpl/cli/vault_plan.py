@@ -44,7 +44,7 @@ def run_plan(options: Namespace, domains: int | list[list[int]] | None, console:
     console.say(f"protect    {made.scheme.protection}: {_reason(made, lose, options.protect is not None)}")
     console.say(*(f"survives   {line}" for line in _survived(made)))
     console.say(f"serve      ucpl vault serve ROOT/JOB {_how(made, options)} --domain 0")
-    console.answer(_told(made, lose, known))
+    console.answer(_plan_json(made, lose, known))
     is_good = made.scheme.safe >= lose or not options.lose
     return Exit.DONE if is_good else Exit.ANSWER_IS_NO
 
@@ -206,7 +206,7 @@ def _how(made: VaultPlan, options: Namespace) -> str:
     return f"--domains {options.domains} {said}"
 
 
-def _told(made: VaultPlan, lose: int, known: Bandwidths | None) -> dict[str, object]:
+def _plan_json(made: VaultPlan, lose: int, known: Bandwidths | None) -> dict[str, object]:
     schemes: list[Json] = [
         {
             "protect": str(one.protection), "for_others": one.for_others, "safe": one.safe, "made_of": one.guarded.made_of,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ucpl.cli.limits import end_if_asked
 from ucpl.cli.options import SHOWN, whole_number
-from ucpl.cli.vault_options import NUMBER_MAX, domains_said, wrong
+from ucpl.cli.vault_options import NUMBER_MAX, domains_of, wrong
 from ucpl.errors import Label, UcplError, fail
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def run_serve(home: Path, options: Namespace, console: Console) -> int:
         wrong("--every", "and --into go together", "--every 10 --into runs")
     every = whole_number("--every", options.every, NUMBER_MAX) if options.every else 0
     if options.ranks or options.domains or options.layout:
-        said_of_it = _said(options)
+        said_of_it = _given(options)
         check_domain(requested_job(home, said_of_it), int(text), home)  # nothing is made for a server that cannot be
         vault = Vault.make(home, **said_of_it)
     else:
@@ -147,7 +147,7 @@ def _kept(home: Path, target: Path, generation: int, console: Console) -> None:
         console.diagnostics(error.diagnostics)
 
 
-def _said(options: Namespace) -> ToMake:
+def _given(options: Namespace) -> ToMake:
     said: ToMake = {}
     if options.hosts:
         said["hosts"], said["keys"] = options.hosts, options.keys
@@ -160,7 +160,7 @@ def _said(options: Namespace) -> ToMake:
     if options.layout:
         return {**said, "layout": options.layout}
     domains = options.domains or "1"
-    said["domains"] = found = domains_said(domains)
+    said["domains"] = found = domains_of(domains)
     if isinstance(found, int):
         said["ranks"] = whole_number("--ranks", options.ranks or domains, NUMBER_MAX)
     return said

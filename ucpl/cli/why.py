@@ -48,7 +48,7 @@ def run(options: Namespace, console: Console) -> int:
         console.say(f"... and {len(found) - SHOWN:,} more; --json has all")
     if not found:
         console.say(f"{name} has no such state in this plan")
-    console.answer({"tensor": name, "from": [told(one) for one in found]})
+    console.answer({"tensor": name, "from": [trace_json(one) for one in found]})
     return Exit.DONE if found else Exit.ANSWER_IS_NO
 
 
@@ -63,7 +63,7 @@ def lines(one: Traced) -> tuple[str, str, str]:
     )
 
 
-def told(one: Traced) -> dict[str, object]:
+def trace_json(one: Traced) -> dict[str, object]:
     """The same for --json."""
     return {
         "element": one.element,

@@ -143,7 +143,7 @@ class Engine:
         refuse_existing(self.target, self.how, asked.checkpoint or asked.source)
         ready = self._ready(asked, given, look=False)
         sizes = rehearsed(ready.plan, _after_passes(ready, ready.source).final, self.target, self.how)
-        return self._said(Rehearsed(ready, sizes))
+        return self._watched(Rehearsed(ready, sizes))
 
     def apply(self, plan: Plan | str | Path, source: Checkpoint | str | Path) -> Finished:
         """Run a finished plan.
@@ -155,7 +155,7 @@ class Engine:
         with with_parents(self.target):
             opened = self._opened(plan, source)
             refuse_file_name(self.target, opened.plan)
-            ready = self._said(opened)
+            ready = self._watched(opened)
             if self._leads:  # the other ranks wait for its next message
                 self._demand_one_step(ready, None)
                 clear_made(self.target)
@@ -165,7 +165,7 @@ class Engine:
     def _leads(self) -> bool:
         return self.team is None or self.team.rank == 0
 
-    def _said(self, event: E) -> E:
+    def _watched(self, event: E) -> E:
         self.watch(event)
         return event
 
@@ -178,7 +178,7 @@ class Engine:
         known = decide_companions(made, bounds_of(self.how), look=look)
         plan = made.plan if known.source is made.checkpoint else with_account(made.plan, known.source)
         refuse_file_name(self.target, plan)
-        ready = self._said(Ready(plan, known.source, made, known))
+        ready = self._watched(Ready(plan, known.source, made, known))
         self._demand_one_step(ready, made.source.placement)
         return ready
 
@@ -207,4 +207,4 @@ class Engine:
         with nullcontext(own) if self.bar is None else self.bar(str(self.target)) as progress:
             how: ToApply = {**self.how, "progress": progress}
             report = run(ready.plan, after, self.target, how, self.team)
-        return self._said(Finished(ready, report, self.target))
+        return self._watched(Finished(ready, report, self.target))

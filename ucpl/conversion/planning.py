@@ -404,10 +404,10 @@ def closed_text(target: Side) -> str:
     It refers to no other file. Empty if no text can express it, or if the text is too large to be read. The files of every
     framework except torch() are readable without it.
     """
-    return _told(target)[0]
+    return _text_of(target)[0]
 
 
-def _told(target: Side) -> tuple[str, str]:
+def _text_of(target: Side) -> tuple[str, str]:
     """The text, or the reason for its absence."""
     from ucpl.language.source import why_too_large, why_too_many, why_unwritten
 
@@ -427,7 +427,7 @@ def _demand_text(target: Side) -> None:
     If its layout is of any model, only this text describes its files. Raises: UcplError E017.
     """
     needed = target.called.is_of_any and format_named(target.layout.framework).is_of_a_spec
-    if needed and (why := _told(target)[1]):
+    if needed and (why := _text_of(target)[1]):
         what = f"nothing would describe the files of {target.layout.call}: {why}"
         fail(
             "E017",

@@ -258,11 +258,11 @@ def _convert(step: Path, target: Path, layout: str, how: ToApply, say: Callable[
         if who := stranger(place):
             remedy = "move the run into a folder that is yours alone"
             fail("E686", f"{place} is not safe from other users: {who}", Label(str(place)), remedy=remedy)
-    is_told = False
+    is_announced = False
     while not target.exists():
-        if not is_told:
+        if not is_announced:
             say(f"converts     {step} to {layout}")
-            is_told = True
+            is_announced = True
         try:
             Engine(target, {**how, "resume": True}).convert(asked_of(step, layout, None), Given())
         except UcplError as error:

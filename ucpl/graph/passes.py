@@ -244,10 +244,10 @@ def each_alike_line(graph: Graph) -> Graph:
     before: layers.0.w, rows 0 and 1     after: layers.0.w, layers.1.w, ... each with rows 0 and 1 of its own stored
     tensors
     """
-    return graph.with_joints(lambda joint: joint if joint.moves is None else _told(graph, joint, joint.moves))
+    return graph.with_joints(lambda joint: joint if joint.moves is None else _with_moves(graph, joint, joint.moves))
 
 
-def _told(graph: Graph, joint: Joint, moves: JoinedMoves) -> Joint:
+def _with_moves(graph: Graph, joint: Joint, moves: JoinedMoves) -> Joint:
     tables = []
     left = np.ones(len(moves), dtype=np.bool_)
     for alike in joint.alike:

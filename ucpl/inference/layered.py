@@ -127,7 +127,7 @@ def _ties(named: _Named, count: int | None, said: object, asked: Label) -> tuple
     """
     keys = sorted(named.tied)
     if said is not None:
-        return _said(named, said), "given"
+        return _stated_ties(named, said), "given"
     if not keys:
         return {}, ""
     free = [n for n in range(count or 0) if n not in named.numbers]
@@ -145,7 +145,7 @@ def _ties(named: _Named, count: int | None, said: object, asked: Label) -> tuple
     )
 
 
-def _said(named: _Named, said: object) -> dict[str, tuple[int, ...]]:
+def _stated_ties(named: _Named, said: object) -> dict[str, tuple[int, ...]]:
     keys = sorted(named.tied)
     lists = said if isinstance(said, list) else []
     if lists and all(isinstance(n, int) for n in lists):

@@ -38,7 +38,7 @@ def described(base: Base, checkpoint: Checkpoint) -> Extended:
     """
     more = vocabulary.padded(checkpoint)
     seen = evolve(base, model=vocabulary.with_rows(base.model, {path: one.rows for path, one in more.items()}))
-    cuts = {**_said(seen), **more}
+    cuts = {**_own_cuts(seen), **more}
     chain = base.library.chain(base.call.name)
     if all(isinstance(item, nodes.Entry) for link in chain[:-1] for item in link.node.items):
         # Its cuts are known now: use the layout that it extends, which has all axes.
@@ -46,7 +46,7 @@ def described(base: Base, checkpoint: Checkpoint) -> Extended:
     return _stored(base, checkpoint, cuts)
 
 
-def _said(base: Base) -> Cuts:
+def _own_cuts(base: Base) -> Cuts:
     """The cuts of tensors in the base itself."""
     layout = resolve(base.library, base.call, model=base.model, config=base.config, inherited=base.inherited)
     return {path: evolve(one, origin=f"layout {base.call.name}") for path, one in shardings_of(layout).items()}
@@ -108,7 +108,7 @@ def target(base: Base, source: Checkpoint | None, cuts: Cuts) -> Extended:
             if want is not None and source is not None
             else {}
         )
-        cuts, of_cuts = _said(evolve(base, model=vocabulary.with_rows(base.model, rows))), ()
+        cuts, of_cuts = _own_cuts(evolve(base, model=vocabulary.with_rows(base.model, rows))), ()
     else:
         if source is not None and not parallel.is_cut(source):
             cuts = cuts or source.state.parallel.shardings  # how its tensors would be cut, if they were

@@ -147,7 +147,7 @@ class WrittenEntries:
         line.taken.append(name)
         return line
 
-    def told(self) -> tuple[GlobMatch, ...]:
+    def matches(self) -> tuple[GlobMatch, ...]:
         """Tensors that each glob took, of those that `wild` was called for."""
         firsts = [(line, line.items[0]) for line in self.lines]
         return tuple(GlobMatch(_shown(i), tuple(line.taken), i.shape is None, i.span) for line, i in firsts)
@@ -262,7 +262,7 @@ def entries_of(
             out += (_wild(w, ground, placed) for w in written.wild(tensors, aliases, families))
             wild = range(first, len(out))
     _reject_many(out, ground)
-    return Placing(tuple(out), written.told(), families, wild)
+    return Placing(tuple(out), written.matches(), families, wild)
 
 
 def _reject_many(entries: list[Entry], ground: Ground) -> None:

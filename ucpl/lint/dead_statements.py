@@ -88,8 +88,8 @@ def _truths(item: nodes.ModelItem | nodes.LayoutItem, axes: set[str]) -> Iterato
     """Conditions with names in them that always or never hold."""
     asked = [getattr(item, "when", None), *(c.args[0] for c in getattr(item, "clauses", ()) if c.word == "when")]
     for one in (expr for expr in asked if expr is not None):
-        is_told = any(_is_coordinate(node, axes) for node in walk(one)) and isinstance(item, nodes.Entry)
-        if not is_told and (said := _of_one_truth(one, axes)):
+        is_by_rank = any(_is_coordinate(node, axes) for node in walk(one)) and isinstance(item, nodes.Entry)
+        if not is_by_rank and (said := _of_one_truth(one, axes)):
             yield f"`when {print_expr(one)}`{_called(item)} (line {item.span.line}) {said}"
 
 

@@ -130,7 +130,7 @@ class FamilyOrder:
             [(key(name), len(block.rank)) for block in part.homes.blocks for name in _members(part, block)]
         )
 
-    def told(self, parts: list[Part]) -> list[Part]:
+    def ordered(self, parts: list[Part]) -> list[Part]:
         """Parts that know the order, where there are families."""
         if not self.layout.families:
             return parts

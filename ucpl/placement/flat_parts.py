@@ -110,7 +110,7 @@ class FlatParts:
     names: dict[object, tuple[str, ...]] = field(factory=dict)
     runs: dict[object, tuple[fl.Body, list[Flats]]] = field(factory=dict)
     cuts: dict[object, fl.BufferWindows] = field(factory=dict)
-    told: dict[object, tuple[tuple[str, tuple[int, ...]], ...]] = field(factory=dict)
+    records_of: dict[object, tuple[tuple[str, tuple[int, ...]], ...]] = field(factory=dict)
 
     def parts(self, line: States, rule: FileRule) -> list[Part]:
         out: list[Part] = []
@@ -257,12 +257,12 @@ class FlatParts:
             members.choice.tobytes(),
             tuple((id(body.names[e]), body.locals[e].shape) for e in entries),
         )
-        if memo not in self.told:
+        if memo not in self.records_of:
             shapes = {e: body.locals[e].shape for e in entries}
-            self.told[memo] = tuple(
+            self.records_of[memo] = tuple(
                 (name, shapes[e]) for name, e in zip(body.names_of(members), members.entry.tolist(), strict=True)
             )
-        return self.told[memo]
+        return self.records_of[memo]
 
     def numbered(self, line: GroupLine, start: int) -> int:
         """The bucket that a key itself numbers, `base_optimizer_state/state/1/{state}`; else `start`."""

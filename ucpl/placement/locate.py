@@ -61,7 +61,7 @@ def locate(
         found = singles.like(line, rule) if isinstance(line.shape, str) else flats.parts(line, rule)
         order.states(found, line)
         parts += found
-    parts = order.told(parts)
+    parts = order.ordered(parts)
     blobs = _blobs_of(site) if wanted is None else ()
     placement = Placement(layout, tuple(layout.placed), tuple(parts), tuple(flats.records.values()), blobs)
     check_whole_bytes(placement)

@@ -210,12 +210,12 @@ def _items_of(plan: Plan) -> tuple[tuple[Node, ...], tuple[Runs, ...]]:
     if not any(PAIRED.intersection(s.dtypes) for side in sides for s in side.shelves):
         return plan.nodes, plan.moves
     here, there = _paired(sides[0]), _paired(sides[1])
-    moves = tuple(part for m in plan.moves for part in _told(m, here, there))
+    moves = tuple(part for m in plan.moves for part in _by_files(m, here, there))
     nodes = tuple(_filled(n, there, plan.spaces[1]) if isinstance(n, Fill) else n for n in plan.nodes)
     return nodes, moves
 
 
-def _told(m: Runs, here: Bools, there: Bools) -> Iterator[Runs]:
+def _by_files(m: Runs, here: Bools, there: Bools) -> Iterator[Runs]:
     if not len(m):
         yield m
         return

@@ -70,7 +70,7 @@ def difference(one: Plan, two: Plan) -> PlanDifference:
         _stores(one.targets, two.targets),
         tuple(_text(place) for place in both if made[0].get(place) != made[1].get(place)),
         tuple(_tallies(one, two)),
-        tuple(_said(one, two)),
+        tuple(_statements(one, two)),
         tuple(_settings(one, two)),
         (cost_of(one), cost_of(two)),
     )
@@ -153,7 +153,7 @@ def _counted(plan: Plan) -> dict[tuple[str, str], tuple[int, int]]:
     return out
 
 
-def _said(one: Plan, two: Plan) -> Iterator[tuple[str, str, str]]:
+def _statements(one: Plan, two: Plan) -> Iterator[tuple[str, str, str]]:
     for name in _SAID:
         ours, theirs = getattr(one, name), getattr(two, name)
         yield from ((name, "first", text) for text in ours if text not in theirs)

@@ -64,13 +64,13 @@ def net_json(net: nx.DiGraph[Node], nodes: Sequence[Node], spaces: tuple[Space, 
     filled = MoveSide.concat(fill.boxes for fill in fills)
     number = {node: i for i, node in enumerate(nodes)}
     table = Moves.concat(tables)
-    told = [[*_told(node, rows.get(node)), sorted(number[p] for p in net.predecessors(node))] for node in nodes]
+    told = [[*_node_json(node, rows.get(node)), sorted(number[p] for p in net.predecessors(node))] for node in nodes]
     columns = {n: _narrow(a) for n, a in table.arrays().items()}
     columns |= {_FILL + n: _narrow(a) for n, a in filled.arrays().items() if fills}
     return {"nodes": told, "bits": [s.bits for s in spaces]}, columns
 
 
-def _told(node: Node, rows: tuple[int, int, int] | None) -> list[Json]:
+def _node_json(node: Node, rows: tuple[int, int, int] | None) -> list[Json]:
     match node:
         case Read(label=label, state=state, first=first, last=last):
             return ["read", label, state, first, last]

@@ -144,7 +144,7 @@ def share_of_done(team: ProcessGroup, known: DoneTiles) -> NDArray[np.bool_]:
     Those are the tiles that it moved, and every n-th of earlier runs.
     """
     number = np.arange(len(known.done))
-    mine: NDArray[np.bool_] = known.done & (~known.told | (number % team.size == team.rank))
+    mine: NDArray[np.bool_] = known.done & (~known.from_journal | (number % team.size == team.rank))
     return mine
 
 

@@ -146,7 +146,7 @@ class ReadBack:
         view = space.tile_view[:size]
         if files.read(file, view, position) != size or xxhash.xxh3_64_intdigest(view) != int(known.xxh3[i]):
             _differs(files, file, position, size)
-        if known.told[i] and crc32(view) != int(known.crc[i]):  # the CRC that readers will hold it against
+        if known.from_journal[i] and crc32(view) != int(known.crc[i]):  # the CRC that readers will hold it against
             _differs(files, file, position, size)
         self._is_read[i] = True
         self._plane.counters.add(read_back=size)

@@ -85,7 +85,7 @@ class DoneTiles:
     done: NDArray[np.bool_]
     crc: NDArray[np.uint32]
     xxh3: NDArray[np.uint64]
-    told: NDArray[np.bool_]  # by an earlier run's journal: this run never had their bytes
+    from_journal: NDArray[np.bool_]  # by an earlier run's journal: this run never had their bytes
 
     @staticmethod
     def of(tiles: Tiles, past: Past | None) -> DoneTiles:
@@ -96,7 +96,7 @@ class DoneTiles:
             fits = past.tile < n
             at = past.tile[fits]
             known.done[at], known.crc[at], known.xxh3[at] = True, past.tile_crc[fits], past.tile_xxh3[fits]
-            known.told[at] = True
+            known.from_journal[at] = True
         return known
 
     def take(self, past: Past) -> None:

@@ -124,7 +124,7 @@ class _Folder:
     index: str = ""
     stated_size: object = None  # in the index, in bytes
     remarks: list[str] = field(factory=list)
-    told: list[str] = field(factory=list)  # which of several files and entries the folder's own loader takes
+    noted: list[str] = field(factory=list)  # which of several files and entries the folder's own loader takes
     not_read: list[NotRead] = field(factory=list)
     planned: str = FILE  # the layout's name of the weights
     found: dict[str, Extent] = field(factory=dict)
@@ -140,7 +140,7 @@ class _Folder:
         choice = chosen(path, everything)
         if choice is not None:
             made = cls._taken(path, choice.file, here)
-            made.told += choice.notes
+            made.noted += choice.notes
             noted = {name for name in everything for note in choice.notes if note.startswith(f"{name} is not read")}
             rest = [n for n in named if n != choice.file and n not in noted and not choice.is_index]
             made.not_read += [NotRead(name, f"it is not part of {choice.file}") for name in rest]
@@ -190,7 +190,7 @@ class _Folder:
         choice = chosen(path, both) if len(both) == 2 else None
         if choice is not None:
             made = cls._taken(path, choice.file, mine)
-            made.told += choice.notes
+            made.noted += choice.notes
         elif both:
             made = cls._taken(path, both[-1], mine)
         elif mine:
@@ -316,7 +316,7 @@ class _Folder:
         self.not_read += [one for part in parts for one in part.unread]
         texts, more = read_texts(self.root) if top.is_dir() else ({}, [])
         self.not_read += more
-        self.told += damaged_texts(texts)
+        self.noted += damaged_texts(texts)
         empty = {name: extent for name, extent in self.found.items() if extent.numel == 0}
         blobs: dict[str, object] = {TEXTS: texts} if texts else {}
         if empty:
@@ -345,8 +345,8 @@ class _Folder:
                 blobs=blobs,
             ),
             files=(*self.names, *((self.index,) if self.index else ()), *texts),
-            remarks=(*self.told, *self.remarks),
-            notes=tuple(self.told),
+            remarks=(*self.noted, *self.remarks),
+            notes=tuple(self.noted),
             not_read=tuple(self.not_read),
         )
 
@@ -379,7 +379,9 @@ class _Folder:
             self.aliases |= {alias: owner for alias, owner in part.aliases.items() if alias not in self.found}
             other = [n for n in part.metadata if n not in self.aliases]
             if other:
-                self.told.append(f"__metadata__ of {part.file} is not read: {', '.join(map(ascii, sorted(other)[:6]))}")
+                self.noted.append(
+                    f"__metadata__ of {part.file} is not read: {', '.join(map(ascii, sorted(other)[:6]))}"
+                )
 
     def read(self, name: str) -> WeightsFile:
         part = read_weights(self.root, name)
@@ -406,7 +408,7 @@ class _Folder:
         if other is not None:
             says = f"; the index has {stated}" if stated is not None else ""
             at = f"{name} is in {other.file} and in {extent.file}{says}"
-            self.told.append(f"{at}: {extent.file} is read, transformers takes the last file by name")
+            self.noted.append(f"{at}: {extent.file} is read, transformers takes the last file by name")
         self.found[name] = extent
 
 

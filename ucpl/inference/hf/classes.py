@@ -285,7 +285,7 @@ class _Library:
         """
         try:
             found = import_module("transformers.core_model_loading").build_glob_alternation
-            plan = model._get_dtype_plan(getattr(self.torch, _said_dtype(config)))
+            plan = model._get_dtype_plan(getattr(self.torch, _stated_dtype(config)))
         except (ImportError, AttributeError):  # another release: it has no such plan
             return set()
         if not plan:
@@ -301,7 +301,7 @@ class _Library:
     def typed(self, config: Config) -> Iterator[None]:
         """Make the config's dtype torch's default, which the class may override."""
         before = self.torch.get_default_dtype()
-        self.torch.set_default_dtype(getattr(self.torch, _said_dtype(config)))
+        self.torch.set_default_dtype(getattr(self.torch, _stated_dtype(config)))
         try:
             yield
         finally:
@@ -400,7 +400,7 @@ def _model_class(transformers: ModuleType, config: Config) -> type | None:
     return kind if is_model else None
 
 
-def _said_dtype(config: Config) -> str:
+def _stated_dtype(config: Config) -> str:
     """The dtype of a config, or float32 if torch rejects it."""
     said = config.get("dtype") or config.get("torch_dtype")
     return said if isinstance(said, str) and said in ("bfloat16", "float16", "float64") else "float32"

@@ -88,7 +88,7 @@ class SizeSolver:
             self.keys = {k: v for k, v in self.keys.items() if len(set(v)) > 1 or COUNTS.search(_last(k))}
 
     @property
-    def is_told(self) -> bool:
+    def is_built(self) -> bool:
         """True if a class was built; otherwise only roles are known."""
         return bool(self.facts.variations)
 
@@ -103,7 +103,7 @@ class SizeSolver:
             found = self._solved(((role, ""),), vector, name)
             if found is not None:
                 return found[0]
-        if not self.is_told or not moves(vector):
+        if not self.is_built or not moves(vector):
             return None
         return min(self._following(vector), key=lambda sizes: -_likeness(name, sizes), default=self.expressed(vector))
 
@@ -145,7 +145,7 @@ class SizeSolver:
         wanted = EXPERTS if "expert" in container.rpartition(".")[2] else COUNTS
         keys = [k for k in self.keys if wanted.search(_last(k))]
         found = [k for k in keys if agrees(vector, self.keys[k])]
-        moved = self.is_told and moves(vector)
+        moved = self.is_built and moves(vector)
         if moved and not found:
             (one,) = self.expressed(vector) or (None,)
             return one

@@ -207,7 +207,7 @@ class _Writer:
         stacks of layers, or if a second name shares it.
         """
         stacks = self.stacks()
-        if f.containers or len(stacks) != 1 or not self.sizes.is_told or f.sample in self.facts.aliases.values():
+        if f.containers or len(stacks) != 1 or not self.sizes.is_built or f.sample in self.facts.aliases.values():
             return ()
         if f.sample.startswith(f"{stacks[0]}."):
             return ()
@@ -276,7 +276,7 @@ class _Writer:
         The axis is so in every version, and has no parts and no cuts.
         """
         for i, axis in enumerate(stored.axes):
-            if axis.parts or _is_cut(axis) or (not self.sizes.is_told and self.meant(f, i) is not None):
+            if axis.parts or _is_cut(axis) or (not self.sizes.is_built and self.meant(f, i) is not None):
                 continue
             mine = self.vector(f, i)
             for many in (2, 3):
@@ -400,7 +400,7 @@ class _Writer:
 
     def unexplained(self, name: str, size: int, vector: Vector) -> None:
         """Report a number that equals a key's, or that follows some key."""
-        if self.sizes.is_told:
+        if self.sizes.is_built:
             if moves(vector):
                 keys = [f"config.{k}" for k in self.sizes.movers(vector)]
                 self.frozen.setdefault((size, ", ".join(keys)), name)
@@ -468,7 +468,7 @@ class _Writer:
                 continue
             behind = self.facts.behind
             text = found.text if found is not None else str(vector[0])
-            if found is None and self.sizes.is_told and moves(vector):
+            if found is None and self.sizes.is_built and moves(vector):
                 keys = [f"config.{k}" for k in self.sizes.movers(vector)]
                 self.frozen.setdefault((vector[0], ", ".join(keys)), f"{container}.*")
             text += " + mtp" if behind is not None and behind.container == container else ""
