@@ -555,12 +555,12 @@ def test_a_fault_at_some_drawn_sizes_is_no_fault_of_the_text(tmp_path: Path) -> 
         assert ("no tp from 2 to 8 suits two: " in said) == (text is scaled), "of an f4 some sizes are even"
 
 
-def test_what_a_config_lists_is_not_drawn(tmp_path: Path) -> None:
+def test_a_list_that_a_config_has_is_drawn(tmp_path: Path) -> None:
     path = tmp_path / "x.ucpl"
     text = OF_A_CONFIG.format(parts="k: d").replace("k : g d", "let some = where(config.kinds, 1)\n  k : g[some] d")
     path.write_text(text)
     found = check(str(path), Given())
-    assert not found.findings and found.unchecked == ("one", "two")
+    assert (found.findings, found.unchecked) == ((), ())
 
 
 def test_an_index_of_an_open_dim_is_dealt_at_a_drawn_size(tmp_path: Path) -> None:
@@ -735,3 +735,42 @@ def test_a_cut_with_a_remainder_in_a_line_without_a_key_is_refused(tmp_path: Pat
     spec.write_text(SPEC.replace('w     = r@tp c  as "w"', "w     = r@tp c"))
     assert [one.code for one in check(f"{spec}:x(tp = 4)", Given()).findings] == ["E204"]
     assert check(f"{spec}:x(tp = 2)", Given()).findings == ()
+
+
+LISTS = """ucpl 2
+let linear = where(config.layer_types, "linear_attention")
+model m {
+  let kinds = config.layer_types, part = config.text_config
+  dim l = config.num_hidden_layers, h = config.hidden_size, f[l] = config.intermediate_size
+  ln  : l h
+  att : l[where(kinds, "full_attention")] h
+  lin : l[linear] h
+  on  : l[where(part.flags)] h
+  up  : l f h
+}
+layout x(tp) of m {
+  mesh tp
+  file weights = torch "{tp}.pt"
+  ln[l], att[l], lin[l], on[l] = h@tp  as "{l}.{name}"
+  up[l] = f@tp h  as "{l}.up"
+}
+"""
+
+
+def test_lists_of_an_absent_config_are_drawn(tmp_path: Path) -> None:
+    spec = tmp_path / "x.ucpl"
+    spec.write_text(LISTS)
+    found = check(str(spec), Given())
+    assert (found.findings, found.unchecked) == ((), ()) and found.tried[0].startswith("x holds at tp = 2, if l = ")
+    assert "linear = " not in found.tried[0] and "kinds = " not in found.tried[0]
+    spec.write_text(LISTS.replace("f@tp h", "f@tpp h"))
+    assert check(str(spec), Given()).unchecked == ("x",), "a fault may be that of a drawn list, and nothing is proved"
+    spec.write_text(LISTS.replace('"linear_attention"', '"ful_attention"'))
+    (remark,) = (one for one in check(str(spec), Given()).noted if one.rule == "unknown-kind")
+    assert '"full_attention"' in remark.text and '"ful_attention" (line' in remark.text
+
+
+@pytest.mark.parametrize("name", ["gemma3n", "qwen3_next"])
+def test_examples_with_lists_are_checked_without_a_config(name: str) -> None:
+    found = check(str(Path(__file__).parents[2] / "examples" / "architectures" / f"{name}.ucpl"), Given())
+    assert found.unchecked == () and any("tp = 2, pp = 2" in one for one in found.tried)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice, product
 from pathlib import Path
@@ -32,7 +32,7 @@ from ucpl.conversion.degrees import (
     try_degrees,
 )
 from ucpl.conversion.drawn_lists import call_with_lists, dims_of, list_parameters, lists_text
-from ucpl.conversion.drawn_sizes import Sizes, lets_of
+from ucpl.conversion.drawn_sizes import ConfigList, Sizes, config_lists, lets_of
 from ucpl.conversion.error_causes import depends_on_trials, same_place
 from ucpl.conversion.planning import closed_call
 from ucpl.conversion.requests import Called, Given
@@ -77,12 +77,12 @@ from ucpl.lint.rules import Remark, old_version, silenced
 from ucpl.lint.swappable_parts import swappable_parts, swappable_text
 from ucpl.lint.transposed import transposed
 from ucpl.lint.undealt import undealt_indices
-from ucpl.lint.unknown_kinds import unknown_kinds
+from ucpl.lint.unknown_kinds import misspelt_kinds, unknown_kinds
 from ucpl.lint.unused_names import CONFIG_UNREAD, reads_config, unused
 from ucpl.lint.wrong_scope import lines_in_wrong_scope
 from ucpl.records import define, frozen
 from ucpl.registry import format_named
-from ucpl.texts import read_text, text_at
+from ucpl.texts import Json, read_text, text_at
 
 __all__ = ["Checked", "check", "check_text"]
 
@@ -250,7 +250,7 @@ class _Checker:
         self.lint("constant-condition", odd_conditions(self.file))
         self.lint("odd-tensor", odd_tensors(self.file))
         self.lint("dead-statement", dead_statements(self.file))
-        self.lint("unknown-kind", unknown_kinds(self.file, self.given.config))
+        self.lint("unknown-kind", (*unknown_kinds(self.file, self.given.config), *misspelt_kinds(self.file)))
         absent = " ".join(d.message for d in self.findings if d.code == _NO_CONFIG)  # errors that name their keys
         for path, text in odd_keys(self.file, self.given.config):
             if path.removeprefix("config.") not in absent:
@@ -704,6 +704,7 @@ class _Drawn:
 
     suits: bool = False
     sizes: dict[str, int] = field(factory=dict)
+    config: dict[str, Json] = field(factory=dict)  # of drawn lists
     held: dict[str, nodes.Call] = field(factory=dict)
     tried: list[str] = field(factory=list)
     untried: list[Remark] = field(factory=list)
@@ -725,6 +726,7 @@ class _Drawing:
     model: nodes.Model
     sizes: Sizes
     error: UcplError | None = None  # a config that is absent
+    lists: tuple[ConfigList, ...] = ()  # keys of it that the texts read as lists
 
     @classmethod
     def of(
@@ -736,8 +738,10 @@ class _Drawing:
         if model is None:
             model = _own(library, models, given) if models or given.model is None else given.model
         chain = [link.node for node in layouts for link in library.chain(node.name)]
-        sizes = Sizes.of(model, chain, given.sizes, given.config or {}, lets_of(library))
-        return cls(checker, name, layouts, model, sizes)
+        lets = lets_of(library)
+        sizes = Sizes.of(model, chain, given.sizes, given.config or {}, lets)
+        lists = config_lists((model, *chain), lets) if given.config is None else ()
+        return cls(checker, name, layouts, model, sizes, lists=lists)
 
     @property
     def remedy(self) -> str:
@@ -763,7 +767,11 @@ class _Drawing:
         out, chance = _Drawn(), random.Random(self.name)
         for _ in range(_DRAWS):
             drawn = self.sizes.draw(chance, self.model, given.sizes, given.config or {})
-            sized = evolve(given, sizes={**drawn, **given.sizes})
+            config = self.config(drawn, chance)
+            if config:
+                names = {name for one in self.lists for name in one.names}
+                drawn = {name: n for name, n in drawn.items() if name not in names}
+            sized = evolve(given, sizes={**drawn, **given.sizes}, config=config or given.config)
             one = _Checker(checker.library, checker.file, sized, line=checker.line)
             try:
                 unsuited = work(one)
@@ -771,7 +779,7 @@ class _Drawing:
                 if self.error is not None and checker.lacks_config(found):
                     raise self.error from None
                 out.why = found.diagnostics[0].message
-                if self.is_fault(found):
+                if self.is_fault(found) and not config:  # other lists may suit
                     out.faults.append(_at_sizes(found.diagnostics[0], drawn))
                 if len(out.faults) == _FAULTS and not out.suits:
                     break
@@ -786,9 +794,28 @@ class _Drawing:
                 is_second = out.suits or self.error is not None
                 if unsuited < least:
                     out.suits, out.sizes, out.tried, out.held, least = True, drawn, one.tried, one.held, unsuited
-                    out.untried = one.untried
+                    out.untried, out.config = one.untried, config
                 if is_second and not least:
                     break
+        return out
+
+    def config(self, sizes: Mapping[str, int], chance: random.Random) -> dict[str, Json]:
+        """A config of drawn lists, each of the size of its dim.
+
+        Empty without an absent config, or if a dim has no drawn size.
+        """
+        out: dict[str, Json] = {}
+        known = {**sizes, **{n: v for n, v in self.checker.given.sizes.items() if isinstance(v, int)}}
+        if self.error is None or any(one.dim not in known for one in self.lists):
+            return out
+        for one in self.lists:
+            *path, last = one.key.split(".")
+            section = out
+            for step in path:
+                inner = section.setdefault(step, {})
+                assert isinstance(inner, dict)
+                section = inner
+            section[last] = list(one.draw(chance, known[one.dim]))
         return out
 
     def is_fault(self, found: UcplError) -> bool:
@@ -805,20 +832,20 @@ class _Drawing:
         lost: dict[str, str] = {}
         for call in drawn.held.values():
             if not Called(self.checker.library, call).is_of_any:
-                lost |= self.lost(call, drawn.sizes)
+                lost |= self.lost(call, drawn)
         if lost:
             why = next((f" ({why})" for why in lost.values() if why), "")
             yield f"{self.name} as a source needs {_options([*lost])}: no stored shape of it gives {listed([*lost])}{why}"
 
-    def lost(self, call: nodes.Call, sizes: dict[str, int]) -> dict[str, str]:
+    def lost(self, call: nodes.Call, drawn: _Drawn) -> dict[str, str]:
         """Open dims that no shape gives, each with the reason."""
-        checker = self.checker
+        checker, sizes, config = self.checker, drawn.sizes, drawn.config or self.checker.given.config
         given = {**sizes, **checker.given.sizes}
-        placement = located(Called(checker.library, call), evolve(checker.given, sizes=given)).placement
+        placement = located(Called(checker.library, call), evolve(checker.given, sizes=given, config=config)).placement
         stored = [("/".join(map(str, h.key)), h.shape) for part in placement.parts for h in part.homes]
         known = {name: size for name, size in given.items() if name not in self.sizes.open}
         try:
-            found = sizes_of_shapes(stored, checker.library, call, checker.given.config, known)
+            found = sizes_of_shapes(stored, checker.library, call, config, known)
         except UcplError as error:
             message = error.diagnostics[0].message
             return dict.fromkeys([n for n in self.sizes.open if f"`{n}`" in message] or self.sizes.open, message)

@@ -12,7 +12,7 @@ import math
 import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from attrs import field
+from attrs import evolve, field
 
 from ucpl.errors import UcplError
 from ucpl.language import nodes
@@ -22,7 +22,7 @@ from ucpl.layout.arithmetic import Operand, evaluated
 from ucpl.layout.scope import Config, Value
 from ucpl.records import frozen
 
-__all__ = ["ELEMENTS_MAX", "Sizes", "lets_of"]
+__all__ = ["ELEMENTS_MAX", "ConfigList", "Sizes", "config_lists", "lets_of"]
 
 ELEMENTS_MAX = 400_000  # of a model that `roundtrip` numbers
 POOL = (4, 6, 8, 12)  # of small sizes: most degrees divide some of them
@@ -129,6 +129,74 @@ class Sizes:
         least = self.least.get(name, 0)
         pool = (*POOL, *(n for n in range(LARGE + 1, min(was, DIVISOR_MAX) + 1) if was % n == 0))
         return chance.choice([n for n in pool if n >= least] or [-(-least // 12) * 12, least])
+
+
+@frozen
+class ConfigList:
+    """A list in an absent config.
+
+    dim: has one item for each of its indices. words: those that the text asks for; none: items are sizes.
+    """
+
+    key: str
+    dim: str
+    words: tuple[str | int, ...] = ()
+    is_flag: bool = False  # items are 0 or 1
+    names: tuple[str, ...] = ()  # of the text for the key
+
+    def draw(self, chance: random.Random, size: int) -> list[str | int]:
+        """A list with each word, if it has room for them."""
+        items: list[str | int]
+        if self.is_flag:
+            items = [1, *(chance.choice((0, 1)) for _ in range(size - 1))]
+        elif self.words:
+            items = [*self.words, *(chance.choice(self.words) for _ in range(size - len(self.words)))]
+        else:
+            items = [chance.choice(POOL[:3]) for _ in range(size)]
+        items = items[:size]
+        chance.shuffle(items)
+        return items
+
+
+def config_lists(roots: Sequence[nodes.Record], lets: Sequence[nodes.Binding]) -> tuple[ConfigList, ...]:
+    """Keys of a config that the texts read as lists."""
+    numbers = {
+        b.name: b.value for b in (*lets, *(b for r in walk(*roots) if isinstance(r, nodes.Let) for b in r.bindings))
+    }
+    found: dict[str, ConfigList] = {}
+    words: dict[str, list[str | int]] = {}
+    for node in walk(*roots, *lets):
+        match node:
+            case nodes.Binding(by=str(by), value=value):
+                for key in _keys(value, numbers):
+                    found.setdefault(key, ConfigList(key, by))
+            case nodes.Function(name="where", args=(of, nodes.Text(value=word) | nodes.Number(value=word))):
+                for key in _keys(of, numbers):
+                    words.setdefault(key, []).append(word)
+            case (
+                nodes.Dim(name=str(dim), range=nodes.Among(items=items))
+                | nodes.Dimension(name=str(dim), range=nodes.Among(items=items))
+            ):
+                for one in items:
+                    asked = numbers.get(one.path, one) if isinstance(one, nodes.Name) else one
+                    if isinstance(asked, nodes.Function) and asked.name == "where":
+                        for key in _keys(asked.args[0], numbers):
+                            found.setdefault(key, ConfigList(key, dim, is_flag=len(asked.args) == 1))
+    names = {key: tuple(n for n, value in numbers.items() if value == nodes.Name(f"config.{key}")) for key in found}
+    return tuple(
+        evolve(one, words=tuple(dict.fromkeys(words.get(key, ()))), names=names[key]) for key, one in found.items()
+    )
+
+
+def _keys(expr: nodes.Expr, numbers: Mapping[str, nodes.Expr]) -> Iterator[str]:
+    """Keys of the config in an expression, also by other names."""
+    for name in (n for n in walk(expr) if isinstance(n, nodes.Name)):
+        head, _, rest = name.path.partition(".")
+        other = numbers.get(name.path) or numbers.get(head)
+        if name.path.startswith("config."):
+            yield name.path.removeprefix("config.")
+        elif isinstance(other, nodes.Name) and other.path.startswith("config."):
+            yield other.path.removeprefix("config.") + (f".{rest}" if name.path not in numbers else "")
 
 
 def lets_of(library: Library) -> list[nodes.Binding]:

@@ -7,7 +7,10 @@ that the text never asks for.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
+from difflib import SequenceMatcher
+from itertools import combinations
 
 from ucpl.language import nodes, print_expr
 from ucpl.language.walk import walk
@@ -15,9 +18,33 @@ from ucpl.layout.name_remedies import nearest
 from ucpl.records import frozen
 from ucpl.texts import Json
 
-__all__ = ["unknown_kinds"]
+__all__ = ["misspelt_kinds", "unknown_kinds"]
 
+_ALIKE = 0.9  # of two words: `linear_atention` and `linear_attention` are, `full_attention` is not
 Numbers = dict[str, nodes.Expr]
+
+
+def misspelt_kinds(file: nodes.File) -> Iterator[str]:
+    """Words of one list of a config that are nearly one word.
+
+    A config may be absent.
+    """
+    numbers = _bound(s for s in walk(*file.statements) if isinstance(s, nodes.Let | nodes.Dims))
+    asked: dict[str, dict[str, int]] = {}
+    for node in walk(*file.statements):
+        match node:
+            case nodes.Function(name="where", args=(nodes.Name(path=path), nodes.Text(value=word))):
+                value = numbers.get(path)
+                key = value.path if isinstance(value, nodes.Name) else path
+                asked.setdefault(key, {}).setdefault(word, node.span.line)
+    for key, words in asked.items():
+        for (one, line), (other, second) in combinations(words.items(), 2):
+            letters = [re.sub(r"\d", "", word) for word in (one, other)]
+            if letters[0] != letters[1] and SequenceMatcher(None, letters[0], letters[1]).ratio() > _ALIKE:
+                yield (
+                    f'"{other}" (line {second}) and "{one}" (line {line}) are asked of {key}, and are nearly one word.'
+                    " If one is misspelt, write the other"
+                )
 
 
 def unknown_kinds(file: nodes.File, config: Mapping[str, Json] | None) -> Iterator[str]:
