@@ -93,7 +93,7 @@ def test_an_unknown_name_is_a_format_without_flags() -> None:
         ("megatron_legacy", "megatron_legacy", {"optimizer"}),
         ("megatron_legacy", "deepspeed", {"optimizer", "tp", "pp", "ep", "vpp"}),
         ("torch_file", "torch_file", set()),
-        ("torch_file", "plain", {"optimizer_file", "model", "optimizer", "scheduler", "wrap", "master_list"}),
+        ("torch_file", "plain", {"optimizer_file", "model", "optimizer", "scheduler", "wrap", "named", "master_list"}),
         ("deepspeed", "dcp", set()),
         ("", "dcp", set()),
     ],

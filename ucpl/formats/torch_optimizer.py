@@ -569,12 +569,18 @@ def state_dict_of(
     states: Mapping[str, Mapping[str, object]],
     *,
     is_named: bool = False,
+    by_name: bool = False,
 ) -> dict[str, object]:
     """The state dict of a torch optimizer.
 
     groups: the names of each, and its hyper-parameters. states: values by parameter and state. is_named: with the names
-    under a key that torch ignores.
+    under a key that torch ignores. by_name: names in place of numbers, as in FSDP's full state dict.
     """
+    if by_name:
+        return {
+            "state": {name: dict(states[name]) for names, _ in groups for name in names if states.get(name)},
+            "param_groups": [{**hyper, _PARAMS: list(names)} for names, hyper in groups],
+        }
     number = {name: n for n, name in enumerate(name for names, _ in groups for name in names)}
     made: dict[str, object] = {
         "state": {n: dict(states[name]) for name, n in number.items() if states.get(name)},

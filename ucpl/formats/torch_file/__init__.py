@@ -26,9 +26,9 @@ class TorchFileFormat(Format):
         ("pt", _LAYOUTS),
         ("state_dict", _LAYOUTS),
     )
-    settings = ("file", "optimizer_file", "model", "optimizer", "scheduler", "wrap", "masters", "master_list")
+    settings = ("file", "optimizer_file", "model", "optimizer", "scheduler", "wrap", "named", "masters", "master_list")
     reads = ("order", "model", "optimizer", "wrap")
-    own_settings = frozenset(("optimizer_file", "model", "optimizer", "scheduler", "wrap", "master_list"))
+    own_settings = frozenset(("optimizer_file", "model", "optimizer", "scheduler", "wrap", "named", "master_list"))
     forms = ("torch",)
     has_optimizer = True
     has_client_state = True

@@ -1,7 +1,11 @@
-"""Pickled modules: `torch.save(model)` and `{"model": model}`.
+"""Pickled modules and flattened optimizers, as state dicts.
+
+    torch.save(model), {"model": model}
+    {"state.NAME.exp_avg": tensor, ..., "param_groups.NAME.lr": 0.1, ...}     of flatten_optimizer_state_dict=True
 
 A pickle of a module is an object of its class with parameters, buffers and parts by name. No class is imported: the names
-and tensors are those of the module's state dict. Source: torch 2.13, nn/modules/module.py.
+and tensors are those of the module's state dict. A flattened optimizer has a group for parameters with equal
+hyper-parameters. Sources: torch 2.13, nn/modules/module.py, distributed/checkpoint/state_dict.py.
 """
 
 from __future__ import annotations
@@ -21,11 +25,12 @@ __all__ = ["not_read_in", "read"]
 
 _PARTS, _PARAMETERS, _BUFFERS, _PASSING = "_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"
 _DEPTH = 4  # of dicts around a module
+_STATE, _GROUPS, _NAMES = "state", "param_groups", "param_names"
 
 
 @frozen
 class Unpacked(TorchFile):
-    """A file with state dicts in place of its modules.
+    """A file with state dicts in place of modules and flattened optimizers.
 
     `classes`: the class of each module by place.
     """
@@ -34,11 +39,11 @@ class Unpacked(TorchFile):
 
 
 def read(root: Path, file: str) -> TorchFile:
-    """A torch file, with state dicts in place of modules."""
+    """A torch file, with state dicts in place of other forms of them."""
     part = read_torch_file(root, file)
     classes: dict[Key, str] = {}
     value = _unpacked(part.value, (), classes)
-    if not classes:
+    if value is part.value:
         return part
     return Unpacked(part.root, part.file, part.archive, value, part.storages, part.version, classes)
 
@@ -54,9 +59,38 @@ def _unpacked(value: object, place: Key, classes: dict[Key, str]) -> object:
     if isinstance(value, PickledCall) and _is_module(value):
         classes[place] = _name(value)
         return OrderedDict(_tensors(value, "", frozenset()))
+    if isinstance(value, dict) and _is_flattened(value):
+        return _nested(value)
     if type(value) is dict and len(place) < _DEPTH:
-        return {key: _unpacked(one, (*place, str(key)), classes) for key, one in value.items()}
+        made = {key: _unpacked(one, (*place, str(key)), classes) for key, one in value.items()}
+        return made if any(made[key] is not value[key] for key in value) else value
     return value
+
+
+def _is_flattened(held: dict[object, object]) -> bool:
+    """Test for a flattened optimizer: each name begins with one of two words."""
+    words = {key.partition(".")[0] if type(key) is str and key.count(".") > 1 else "" for key in held}
+    return _GROUPS in words and words <= {_STATE, _GROUPS}
+
+
+def _nested(held: dict[object, object]) -> dict[str, object]:
+    """The optimizer's state dict, by names of parameters."""
+    hypers: dict[str, dict[str, object]] = {}
+    states: dict[str, dict[str, object]] = {}
+    for key, one in held.items():
+        word, _, rest = str(key).partition(".")
+        name, _, last = rest.rpartition(".")
+        (states if word == _STATE else hypers).setdefault(name, {})[last] = one
+    rows: dict[str, tuple[dict[str, object], list[str]]] = {}
+    for name in dict.fromkeys((*hypers, *states)):
+        hyper = hypers.get(name, {})
+        rows.setdefault(repr(sorted(hyper.items())), (hyper, []))[1].append(name)
+    groups = []
+    for hyper, names in rows.values():
+        said = hyper.get(_NAMES)
+        is_order = isinstance(said, list) and sorted(map(str, said)) == sorted(names)
+        groups.append({**hyper, "params": said if is_order else names})
+    return {_STATE: states, _GROUPS: groups}
 
 
 def _name(module: PickledCall) -> str:

@@ -128,8 +128,10 @@ def _is_ours(part: TorchFile) -> bool:
     return bool(found.models or found.optimizers) or _is_mixed(held)
 
 
-def _is_mixed(held: dict[object, object]) -> bool:
+def _is_mixed(held: object) -> bool:
     """Test for tensors of a model among values of other kinds."""
+    if not isinstance(held, dict) or is_model(held):
+        return False
     tensors = {name: one for name, one in held.items() if isinstance(one, TensorRef)}
     return is_model(tensors) and not any(isinstance(one, dict) and is_model(one) for one in held.values())
 
@@ -162,7 +164,7 @@ class _Opened:
         held = self.part.value if isinstance(self.part.value, dict) else {}
         if isinstance(stated := held.get(ENVELOPE), dict):
             self.said = {key: stated[key] for key in ("model", "optimizer", "wrap") if key in stated} | self.said
-        if not found.models and isinstance(self.part.value, dict) and _is_mixed(self.part.value):
+        if not found.models and _is_mixed(self.part.value):
             found.models[()] = Value.of(self.part)
         for part in self.parts[1:]:
             inner = dicts_of(Value.of(part)).optimizers
@@ -382,12 +384,18 @@ class _Opened:
     def settings(self, facts: OptimizerFacts) -> dict[str, Setting]:
         part = self.part
         origin = f"the keys of {part.file}"
-        out = {"file": Setting(part.file, "its name"), "model": Setting(",".join(map(key_text, self.models)), origin)}
+        out = {"file": Setting(part.file, "its name")}
+        if not (() in self.models and _is_mixed(part.value)):  # a state dict alone has no place for other values
+            out["model"] = Setting(",".join(map(key_text, self.models)), origin)
         places = [*self.optimizers]
         if len(places) == 1:
             out["optimizer"] = Setting(key_text(places[0]), origin)
         elif places and all(isinstance(place[-1], int) for place in places):
             out["optimizer"] = Setting(key_text(places[0][:-1]), origin)
+        rows = [group for one in self.optimizers.values() for group in one.at("param_groups").items()]
+        names = [name.held for group in rows for name in group.at("params").items()]
+        if names and all(isinstance(name, str) for name in names):
+            out["named"] = Setting(1, f"the optimizer of {part.file}")
         if self.is_lightning and self.named is not None and self.named.lead:
             out["wrap"] = Setting(self.named.lead, f"names in {part.file}")
         if self.optimizer_part is not None:
@@ -415,18 +423,18 @@ class _Opened:
         taken = {*self.models, *(mine | of_masters if self.optimizer_part is None else ())}
         carried: dict[object, object] = {}
         blobs: dict[str, object] = {}
-        if () not in self.models:
-            held = part.value if isinstance(part.value, dict) else {}
-            for key, value in held.items():
-                rest = _without(value, (key,), taken)
-                if key == ENVELOPE and isinstance(value, dict):
-                    blobs |= self.kept(Value.of(part).at(ENVELOPE))
-                elif key == schedule:
-                    blobs[_SCHEDULE] = lifted(value, part.file)
-                elif rest is not _NOTHING:
-                    carried[key] = lifted(rest, part.file)
         extra = {name: one for name, one in named.extra.items() if name.endswith("_extra_state")}
-        carried |= {name: lifted(one, part.file) for name, one in named.extra.items() if name not in extra}
+        held = part.value if isinstance(part.value, dict) else {}
+        for key, value in held.items():
+            rest = _without(value, (key,), taken)
+            if () in self.models and (key in extra or key not in named.extra):
+                continue  # a value of the model
+            if key == ENVELOPE and isinstance(value, dict):
+                blobs |= self.kept(Value.of(part).at(ENVELOPE))
+            elif key == schedule:
+                blobs[_SCHEDULE] = lifted(value, part.file)
+            elif rest is not _NOTHING:
+                carried[key] = lifted(rest, part.file)
         for other in self.parts[1:]:
             rest = _without(other.value, (), mine | of_masters if other is self.optimizer_part else set())
             if rest is not _NOTHING:

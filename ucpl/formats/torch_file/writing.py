@@ -199,8 +199,9 @@ class _Writer:
             hyper = completed(self.source, self.structure, group)
             rows.setdefault(word, []).append((group.every, file.storages.value(hyper)))
         key = self.text("optimizer", OPTIMIZER if self.optimizer_name == self.name else "")
-        made = {word: state_dict_of(mine, self.states) for word, mine in rows.items()}
-        if not are_determined(model, made, [names for mine in rows.values() for names, _ in mine]):
+        by_name = bool(self.structure.settings.get("named"))
+        made = {word: state_dict_of(mine, self.states, by_name=by_name) for word, mine in rows.items()}
+        if not by_name and not are_determined(model, made, [names for mine in rows.values() for names, _ in mine]):
             made = {word: state_dict_of(mine, self.states, is_named=True) for word, mine in rows.items()}
         if len(made) < 2 and not key:
             self.put_all(file, next(iter(made.values()), {}).items())

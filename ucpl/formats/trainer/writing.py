@@ -151,12 +151,6 @@ class _Writer:
             hyper = completed(self.source, self.structure, group)
             rows.append((group.every, self.optim.value(hyper)))
         named = [(every, {**hyper, "param_names": list(every)}) for every, hyper in rows]  # as torch writes names
-        made = state_dict_of(named, states)
-        if self.is_full:
-            names = [name for every, _ in rows for name in every]
-            made = {
-                "state": {name: dict(states[name]) for name in names if states.get(name)},
-                "param_groups": [{**hyper, "params": list(every)} for every, hyper in rows],
-            }
+        made = state_dict_of(rows, states, by_name=True) if self.is_full else state_dict_of(named, states)
         file = _FULL_OPTIMIZER if self.is_full else _FILES[self.kind]
         return SkeletonFile(file, made, storage_of=storage_of, carried=tuple(self.optim.carried))
