@@ -7,7 +7,7 @@ more than one assignment remains, the optimizer is refused (E446).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, MutableMapping, Sequence
 from itertools import permutations
 from math import prod
 from pathlib import Path
@@ -25,7 +25,7 @@ from ucpl.files.skipping import skips
 from ucpl.files.torch_files import TorchFile
 from ucpl.files.unknown import unknown_keys
 from ucpl.files.values import Value
-from ucpl.formats.leaving import EMPTY, OPTIMIZER_VALUES, empty_tensors
+from ucpl.formats.leaving import EMPTY, OPTIMIZER_VALUES, OPTIMIZERS, empty_tensors
 from ucpl.formats.matching import Shape, Slots, Unclear, check_order, match, match_consecutive
 from ucpl.formats.torch_dicts import NamedTensors, joined, named_tensors
 from ucpl.records import frozen
@@ -44,6 +44,7 @@ __all__ = [
     "is_conventional",
     "named_optimizers",
     "noted_empty",
+    "optimizers_of",
     "put_numbers",
     "read_facts",
     "state_dict_of",
@@ -589,8 +590,24 @@ def state_dict_of(
     return {**made, STATED: [list(names) for names, _ in groups]} if is_named else made
 
 
-def put_numbers(source: Checkpoint, storages: Storages, states: MutableMapping[str, dict[str, object]]) -> None:
+def optimizers_of(source: Checkpoint) -> list[str]:
+    """The optimizer of each group; of a run with one, empty texts."""
+    groups, kept = source.state.groups, source.state.blobs.get(OPTIMIZERS)
+    words = [group.name.rpartition("/")[0] for group in groups]
+    if not any(words) and isinstance(kept, list) and len(kept) == len(groups):
+        return [str(word) for word in kept]
+    return words
+
+
+def put_numbers(
+    source: Checkpoint,
+    storages: Storages,
+    states: MutableMapping[str, dict[str, object]],
+    names: Container[str] | None = None,
+) -> None:
     """Put a source's numbers and states of other forms into states.
+
+    names: the parameters of one of several optimizers; None: all.
 
     A number is a tensor if the source has a tensor. Those of tensors without elements have the form of the others: torch
     adds 1 to the steps of all parameters at once, and these are tensors.
@@ -601,18 +618,23 @@ def put_numbers(source: Checkpoint, storages: Storages, states: MutableMapping[s
         is_tensor = isinstance(value, Scalar) and extent is not None
         return storages.extent(extent) if is_tensor and extent is not None else number_of(value)
 
+    def is_mine(name: object) -> bool:
+        return names is None or name in names
+
     for name, one in empty_tensors(source.state, source.root).items():
-        for state, number in one.numbers.items():
+        for state, number in one.numbers.items() if is_mine(name) else ():
             held, of = scalars.get(state, {}), extents.get(state, {})
             alike = next((other for other, value in held.items() if number_of(value) == number and other in of), None)
             made = number if alike is None else in_form(held[alike], of[alike])
             states.setdefault(name, {})[state] = made
     for state, values in scalars.items():
         for name, value in values.items():
-            states.setdefault(name, {})[state] = in_form(value, extents.get(state, {}).get(name))
+            if is_mine(name):
+                states.setdefault(name, {})[state] = in_form(value, extents.get(state, {}).get(name))
     extra = source.state.blobs.get(OPTIMIZER_VALUES)
     for name, more in extra.items() if isinstance(extra, dict) else ():
-        states.setdefault(str(name), {}).update(storages.value(more))
+        if is_mine(name):
+            states.setdefault(str(name), {}).update(storages.value(more))
 
 
 def noted_empty(named: NamedTensors, facts: OptimizerFacts) -> dict[str, object]:

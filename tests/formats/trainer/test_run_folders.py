@@ -244,20 +244,50 @@ def test_several_models_are_refused_by_name(tmp_path):
         api.open_checkpoint(tmp_path / "s")
 
 
-def test_two_optimizers_of_one_model_have_groups_of_their_own(tmp_path):
-    folder = tmp_path / "s"
+def two_optimizers(folder: Path) -> list[torch.optim.Optimizer]:
+    """Replace the optimizer of a folder by AdamW for matrices and SGD for vectors."""
     accelerate(folder)
     (folder / "optimizer.bin").unlink()
     named, _ = run()
-    halves = [[p for p in named.values() if (p.ndim > 1) == is_wide] for is_wide in (True, False)]
-    for n, half in enumerate(halves):
-        for p in half:
-            p.grad = torch.ones_like(p)
-        optimizer = torch.optim.SGD(half, lr=0.1 * (n + 1), momentum=0.9)
+    made: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW([p for p in named.values() if p.ndim > 1], lr=0.1),
+        torch.optim.SGD([p for p in named.values() if p.ndim == 1], lr=0.2, momentum=0.9),
+    ]
+    for p in named.values():
+        p.grad = torch.randn_like(p)
+    for n, optimizer in enumerate(made):
         optimizer.step()
         torch.save(optimizer.state_dict(), folder / f"optimizer{f'_{n}' if n else ''}.bin")
-    opened = api.open_checkpoint(folder)
-    assert [(g.name, len(g.members)) for g in opened.state.groups] == [("optimizer/0", 15), ("optimizer_1/0", 5)]
+    return made
+
+
+@pytest.mark.parametrize("call", ["accelerate(dp=2)", "accelerate(full=1)"])
+def test_two_optimizers_of_one_model_have_groups_and_files_of_their_own(call, tmp_path):
+    made = two_optimizers(tmp_path / "s")
+    opened = api.open_checkpoint(tmp_path / "s")
+    assert [(g.name, len(g.members)) for g in opened.state.groups] == [("0/0", 15), ("1/0", 5)]
+    ucpl.convert(tmp_path / "s", tmp_path / "there", call)
+    ucpl.convert(tmp_path / "there", tmp_path / "back", "accelerate(full=0)")
+    for n, optimizer in enumerate(made):
+        file = f"optimizer{f'_{n}' if n else ''}.bin"
+        held = torch.load(tmp_path / "back" / file, weights_only=True)
+        for number, states in optimizer.state_dict()["state"].items():
+            assert held["state"][number].keys() == states.keys()
+            assert all(torch.equal(one, held["state"][number][state]) for state, one in states.items())
+        there = torch.load(tmp_path / "there" / file, weights_only=True)
+        assert len(there["state"]) == len(held["state"]) == len(optimizer.param_groups[0]["params"])
+        assert ("lr", optimizer.param_groups[0]["lr"]) in there["param_groups"][0].items()
+
+
+def test_two_optimizers_of_two_kinds_go_into_one_torch_file_and_into_no_engine(tmp_path):
+    made = two_optimizers(tmp_path / "s")
+    ucpl.convert(tmp_path / "s", tmp_path / "one.pt", "torch_file()")
+    held = torch.load(tmp_path / "one.pt", weights_only=True)["optimizers"]
+    assert [len(one["state"]) for one in held] == [15, 5]
+    for optimizer, one in zip(made, held, strict=True):
+        optimizer.load_state_dict(one)
+    with pytest.raises(UcplError, match="E448: the run has optimizers of 2 kinds"):
+        ucpl.convert(tmp_path / "s", tmp_path / "zero", "zero1(dp=2)")
 
 
 def adapter(path: Path):

@@ -21,7 +21,7 @@ from ucpl.formats.leaving import EXTRA as MODULE_EXTRA
 from ucpl.formats.optimizer_hypers import completed
 from ucpl.formats.torch_dicts import VALUES, dicts_of, is_average, is_optimizer, is_wrapped
 from ucpl.formats.torch_file.masters import BY_GROUP, list_of
-from ucpl.formats.torch_optimizer import EXTRA, are_determined, put_numbers, state_dict_of
+from ucpl.formats.torch_optimizer import EXTRA, are_determined, optimizers_of, put_numbers, state_dict_of
 from ucpl.records import define
 
 __all__ = ["ENVELOPE", "MODEL", "NAME", "OPTIMIZER", "OTHERS", "skeleton_of"]
@@ -191,11 +191,7 @@ class _Writer:
         put_numbers(self.source, file.storages, self.states)
         masters = self.masters()
         rows: dict[str, list[tuple[tuple[str, ...], Mapping[str, object]]]] = {}
-        groups, kept = self.source.state.groups, self.source.state.blobs.get(OPTIMIZERS)
-        words = [group.name.rpartition("/")[0] for group in groups]
-        if not any(words) and isinstance(kept, list) and len(kept) == len(groups):
-            words = [str(word) for word in kept]
-        for word, group in zip(words, groups, strict=True):
+        for word, group in zip(optimizers_of(self.source), self.source.state.groups, strict=True):
             hyper = completed(self.source, self.structure, group)
             rows.setdefault(word, []).append((group.every, file.storages.value(hyper)))
         key = self.text("optimizer", OPTIMIZER if self.optimizer_name == self.name else "")
@@ -216,7 +212,7 @@ class _Writer:
                 self.put(file, word or key or OPTIMIZER, one)
         if masters:
             place = self.text("master_list", "")
-            names = [group.every for group in groups]
+            names = [group.every for group in self.source.state.groups]
             made_list = list_of(names, masters, is_by_group=place.endswith(BY_GROUP))
             self.put(file, place.removesuffix(BY_GROUP), made_list)
 

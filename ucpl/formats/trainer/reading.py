@@ -45,7 +45,7 @@ from ucpl.files.wrappers import bare
 from ucpl.formats.folders.kinds import ACCELERATE, TRAINER
 from ucpl.formats.huggingface.store import HuggingFace
 from ucpl.formats.huggingface.weight_files import PICKLE
-from ucpl.formats.leaving import empty_tensors
+from ucpl.formats.leaving import OPTIMIZERS, empty_tensors
 from ucpl.formats.matching import Unclear
 from ucpl.formats.run_steps import STEPS
 from ucpl.formats.torch_dicts import NamedTensors, dicts_of, is_optimizer, named_tensors
@@ -178,7 +178,7 @@ class _Opened:
                 settings=self.settings(names),
                 groups=facts.groups,
                 scalars=facts.scalars,
-                blobs=({EXTRA: facts.extra} if facts.extra else {}) | self.steps() | empty,
+                blobs=self.blobs(facts, files) | empty,
                 carried=self.values,
             ),
             files=(*model.files, *files),
@@ -196,6 +196,12 @@ class _Opened:
             "dp": Setting(1 + max(ranks, default=0), "files of random numbers"),
             "full": Setting(full, FSDP if full else "no " + FSDP),
         }
+
+    def blobs(self, facts: OptimizerFacts, files: tuple[str, ...]) -> dict[str, object]:
+        """States of other forms, the optimizer of each group, and steps."""
+        of = [group.name.rpartition("/")[0] for group in facts.groups]
+        several: dict[str, object] = {OPTIMIZERS: of} if len(files) > 1 else {}
+        return ({EXTRA: facts.extra} if facts.extra else {}) | several | self.steps()
 
     def steps(self) -> dict[str, object]:
         """Steps that the Trainer counts."""
@@ -295,7 +301,7 @@ class _Opened:
         values = [self.state_dict(Value.of(part)) for part in parts]
         made = self.named(model, values)
         shapes = {name: one.shape for name, one in model.named.tensors.items()}
-        words = [Path(name).stem if len(files) > 1 else "" for name in files]
+        words = [str(n) if len(files) > 1 else "" for n in range(len(files))]
         found = OptimizerFacts()
         for part, word, one in zip(parts, words, made, strict=True):
             mine = read_facts(part, {word: one}, shapes, ())

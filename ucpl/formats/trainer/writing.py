@@ -14,7 +14,7 @@ from pathlib import Path
 from attrs import field
 
 from ucpl.errors import Label, fail
-from ucpl.extents import StoredTensor, Structure, TensorRef, key_text
+from ucpl.extents import ParameterGroup, StoredTensor, Structure, TensorRef, key_text
 from ucpl.files.carrying import Storages, by_place
 from ucpl.files.checkpoint import Checkpoint, Order, Skeleton, SkeletonFile
 from ucpl.files.demands import Demands
@@ -22,7 +22,7 @@ from ucpl.files.pickles import unsafe_globals
 from ucpl.files.safetensors_files import ALIASES
 from ucpl.formats.leaving import empty_tensors, with_empty_states
 from ucpl.formats.optimizer_hypers import completed
-from ucpl.formats.torch_optimizer import put_numbers, state_dict_of
+from ucpl.formats.torch_optimizer import optimizers_of, put_numbers, state_dict_of
 from ucpl.formats.trainer.reading import FSDP, OPTIMIZER, WEIGHTS, OwnNames, opened, recognised
 from ucpl.records import define
 from ucpl.registry import format_named
@@ -70,17 +70,40 @@ class Folders:
 
 
 @define(eq=False)
+class _Optimizer:
+    """The file of one of a run's optimizers."""
+
+    storages: Storages
+    groups: list[ParameterGroup] = field(factory=list)
+    storage_of: dict[int, str] = field(factory=dict)
+
+    @property
+    def names(self) -> set[str]:
+        return {name for group in self.groups for name in group.every}
+
+
+@define(eq=False)
 class _Writer:
     kind: str
     structure: Structure
     targets: tuple[StoredTensor, ...]
     source: Checkpoint
     weights: Storages = field(init=False)
-    optim: Storages = field(init=False)
+    optimizers: list[_Optimizer] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.weights = Storages({})
-        self.optim = Storages(by_place(self.source.carried_extents.values()))
+        carried = by_place(self.source.carried_extents.values())
+        words, groups = optimizers_of(self.source), self.source.state.groups
+        made = {word: _Optimizer(Storages(carried)) for word in words or [""]}
+        for word, group in zip(words, groups, strict=True):
+            made[word].groups.append(group)
+        self.optimizers = [*made.values()]
+
+    def of(self, name: str) -> _Optimizer:
+        """The optimizer of a parameter."""
+        first, *_ = self.optimizers
+        return next((one for one in self.optimizers if name in one.names), first) if len(self.optimizers) > 1 else first
 
     def number(self, name: str) -> int:
         value = self.structure.settings.get(name)
@@ -93,10 +116,11 @@ class _Writer:
     def skeleton(self) -> Skeleton:
         held: dict[str, TensorRef] = {}
         states: dict[str, dict[str, object]] = {}
-        placed: tuple[dict[int, str], dict[int, str]] = ({}, {})
+        storage_of: dict[int, str] = {}
         for i, target in enumerate(self.targets):
-            at = placed[target.file == OPTIMIZER]
-            made = (self.optim if target.file == OPTIMIZER else self.weights).tensor(target.dtype, target.shape)
+            its = self.of(str(target.key[0])) if target.file == OPTIMIZER else None
+            at = storage_of if its is None else its.storage_of
+            made = (self.weights if its is None else its.storages).tensor(target.dtype, target.shape)
             if target.numel:
                 at[i] = made.storage.name
             match target.file, tuple(map(str, target.key)):
@@ -110,11 +134,13 @@ class _Writer:
         for name, one in empty_tensors(self.source.state, self.source.root).items():
             held.setdefault(name, self.weights.empty(one.dtype, one.shape))
             if one.states:
-                states.setdefault(name, {s: self.optim.empty(dtype, one.shape) for s, dtype in one.states.items()})
-        files = [self.model(held, placed[0])]
-        put_numbers(self.source, self.optim, states)
-        if states or self.source.state.groups:
-            files.append(self.optimizer(states, placed[1]))
+                storages = self.of(name).storages
+                states.setdefault(name, {s: storages.empty(dtype, one.shape) for s, dtype in one.states.items()})
+        files = [self.model(held, storage_of)]
+        for number, mine in enumerate(self.optimizers):
+            put_numbers(self.source, mine.storages, states, mine.names if len(self.optimizers) > 1 else None)
+            if states or self.source.state.groups:
+                files.append(self.optimizer(number, mine, states))
         unsafe = tuple(sorted({one for file in files for one in unsafe_globals(file.value)}))
         return Skeleton("", tuple(files), unsafe_globals=unsafe)
 
@@ -145,12 +171,13 @@ class _Writer:
 
     # ---- the optimizer ---------------------------------------------------------------------------------------------
 
-    def optimizer(self, states: Mapping[str, Mapping[str, object]], storage_of: dict[int, str]) -> SkeletonFile:
+    def optimizer(self, number: int, one: _Optimizer, states: Mapping[str, Mapping[str, object]]) -> SkeletonFile:
         rows = []
-        for group in self.source.state.groups:
+        for group in one.groups:
             hyper = completed(self.source, self.structure, group)
-            rows.append((group.every, self.optim.value(hyper)))
+            rows.append((group.every, one.storages.value(hyper)))
         named = [(every, {**hyper, "param_names": list(every)}) for every, hyper in rows]  # as torch writes names
         made = state_dict_of(rows, states, by_name=True) if self.is_full else state_dict_of(named, states)
         file = _FULL_OPTIMIZER if self.is_full else _FILES[self.kind]
-        return SkeletonFile(file, made, storage_of=storage_of, carried=tuple(self.optim.carried))
+        file = file.replace(".", f"_{number}.") if number else file
+        return SkeletonFile(file, made, storage_of=one.storage_of, carried=tuple(one.storages.carried))
