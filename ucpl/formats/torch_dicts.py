@@ -12,7 +12,7 @@ from math import prod
 
 from attrs import field
 
-from ucpl.extents import Key, TensorRef
+from ucpl.extents import Global, Key, PickledCall, Size, TensorRef
 from ucpl.files.inert import HOLDERS
 from ucpl.files.values import Value
 from ucpl.files.wrappers import LOOSE, are_kept, bare
@@ -26,6 +26,7 @@ __all__ = [
     "dicts_of",
     "is_average",
     "is_model",
+    "is_of_module",
     "is_optimizer",
     "is_schedule",
     "is_wrapped",
@@ -37,6 +38,8 @@ _DEPTH = 4  # dicts around a state dict
 _ITEMS = 64  # entries of a list that are looked at
 _STATE, _GROUPS = "state", "param_groups"
 _EXTRA = "_extra_state"  # values of modules among tensors
+_REBUILT = "torch._utils"
+_FORMS = ("_rebuild_sparse_tensor", "_rebuild_sparse_csr_tensor", "_rebuild_nested_tensor", "_rebuild_wrapper_subclass")
 _SCHEDULE = "last_epoch"  # of every schedule of torch, with one of these
 _SCHEDULED = frozenset(("base_lrs", "_step_count", "_last_lr", "num_bad_epochs", "_schedulers"))
 _AVERAGE = re.compile(
@@ -79,10 +82,12 @@ def _search(value: Value, place: Key, found: Dicts, depth: int) -> None:
         for step, inner in value.mapping().items():
             if type(step) is str and is_text(step) and isinstance(inner, dict | list | tuple):
                 _search(value.at(step), (*place, step), found, depth - 1)
-    elif depth and isinstance(held, list | tuple) and len(held) <= _ITEMS and any(map(is_optimizer, held)):
-        for step, item in enumerate(value.items()):
-            if is_optimizer(item.held):
-                found.optimizers[*place, step] = item
+    elif depth and isinstance(held, list | tuple) and len(held) <= _ITEMS and not isinstance(held, Size):
+        for step, item in enumerate(held):
+            if is_optimizer(item):
+                found.optimizers[*place, step] = value.items()[step]
+            elif not place and is_model(item):  # torch.save((model.state_dict(), optimizer.state_dict()), path)
+                found.models[*place, step] = value.items()[step]
 
 
 def is_model(held: object) -> bool:
@@ -96,9 +101,19 @@ def is_model(held: object) -> bool:
     others = [name for name, one in held.items() if not isinstance(one, TensorRef)]
     if not all(type(name) is str and is_text(name) for name in held):
         return False
-    if not all(name.endswith(_EXTRA) for name in others):
+    if not all(is_of_module(name, held[name]) for name in others):
         return False
     return any(one.shape and one.storage.dtype.startswith(("f", "bf", "c")) for one in tensors)
+
+
+def is_of_module(name: object, held: object) -> bool:
+    """Test for a value of a module next to its weights.
+
+    It is an extra state, or a tensor of another form, such as a sparse one.
+    """
+    made = held.function if isinstance(held, PickledCall) else None
+    is_tensor = isinstance(made, Global) and made.module == _REBUILT and made.name in _FORMS
+    return is_tensor or (isinstance(name, str) and name.endswith(_EXTRA))
 
 
 def is_optimizer(held: object) -> bool:

@@ -119,3 +119,64 @@ def test_two_names_of_a_buffer_come_back(via: str, tmp_path: Path) -> None:
     made = torch.load(tmp_path / "back" / "checkpoint.pt", weights_only=True)["model"]
     assert all(torch.equal(made[name], one) for name, one in held.items()) and made.keys() == held.keys()
     assert (made["a.rates"].data_ptr() == made["b.rates"].data_ptr()) == (via != "dcp(fsdp=3)")
+
+
+@pytest.mark.parametrize("via", ["", "zero1(dp=2)", "dcp(fsdp=2)"])
+def test_a_loss_with_parameters_is_read_with_the_model_that_it_trains(via: str, tmp_path: Path) -> None:
+    """No model alone has all parameters of the optimizer, and the key `model` does not decide."""
+    models = two()
+    optimizers = together(models)
+    stepped(models, optimizers)
+    held = {"model": models[0].state_dict(), "criterion": models[1].state_dict()}
+    torch.save({**held, "optimizer": optimizers[0].state_dict()}, tmp_path / "one.pt")
+    losses = stepped(models, optimizers)
+    source = tmp_path / "one.pt"
+    if via:
+        ucpl.convert(source, tmp_path / "via", via)
+        source = tmp_path / "via"
+    ucpl.convert(source, tmp_path / "back.pt", 'torch_file(model="model,criterion")')
+    back = torch.load(tmp_path / "back.pt", weights_only=True)
+    fresh = two()
+    again = together(fresh)
+    for one, key in zip(fresh, ("model", "criterion"), strict=True):
+        one.load_state_dict(back[key])
+    again[0].load_state_dict(back["optimizer"])
+    assert stepped(fresh, again) == losses
+
+
+@pytest.mark.parametrize("form", [tuple, list])
+@pytest.mark.parametrize("via", ["", "zero1(dp=2)"])
+def test_state_dicts_in_a_tuple_are_a_model_and_its_optimizer(form: type, via: str, tmp_path: Path) -> None:
+    """As in `torch.save((model.state_dict(), optimizer.state_dict()), path)` of Ray Tune's examples."""
+    models = two()
+    optimizers = together(models[:1])
+    stepped(models[:1], optimizers)
+    held = form([models[0].state_dict(), optimizers[0].state_dict(), {"epoch": 3}])
+    torch.save(held, tmp_path / "one.pt")
+    losses = stepped(models[:1], optimizers)
+    source = tmp_path / "one.pt"
+    if via:
+        ucpl.convert(source, tmp_path / "via", via)
+        source = tmp_path / "via"
+    ucpl.convert(source, tmp_path / "back.pt", "torch_file()")
+    back = torch.load(tmp_path / "back.pt", weights_only=True)
+    fresh = two()[:1]
+    again = together(fresh)
+    fresh[0].load_state_dict(back["model"])
+    again[0].load_state_dict(back["optimizer"])
+    assert stepped(fresh, again) == losses
+    assert back["2"] == {"epoch": 3}
+
+
+@pytest.mark.parametrize("via", ["", "zero1(dp=2)", "dcp(fsdp=2)"])
+def test_a_sparse_tensor_stays_with_the_weights(via: str, tmp_path: Path) -> None:
+    held = {"a.weight": torch.randn(3, 4), "a.mask": torch.eye(4).to_sparse()}
+    torch.save({"model": held, "epoch": 3}, tmp_path / "one.pt")
+    source = tmp_path / "one.pt"
+    if via:
+        ucpl.convert(source, tmp_path / "via", via)
+        source = tmp_path / "via"
+    ucpl.convert(source, tmp_path / "back.pt", "torch_file()")
+    back = torch.load(tmp_path / "back.pt", weights_only=True)
+    assert torch.equal(back["model"]["a.weight"], held["a.weight"])
+    assert torch.equal(back["model"]["a.mask"].to_dense(), torch.eye(4))

@@ -45,6 +45,7 @@ from ucpl.formats.torch_dicts import (
     dicts_of,
     is_average,
     is_model,
+    is_of_module,
     is_schedule,
     joined,
     named_tensors,
@@ -122,10 +123,17 @@ def _parts(path: Path) -> tuple[TorchFile, ...]:
 
 def _is_ours(part: TorchFile) -> bool:
     held = part.value
+    if isinstance(held, list | tuple):
+        return bool(dicts_of(Value.of(part)).models)
     if not isinstance(held, dict) or (ENVELOPE not in held and not OTHERS.isdisjoint(held)):
         return False  # a file of ucpl's own may carry such a key as a value of the run
     found = dicts_of(Value.of(part))
     return bool(found.models or found.optimizers) or _is_mixed(held)
+
+
+def _entries(held: object) -> dict[object, object]:
+    """The values of a dict, or those of a list by number."""
+    return held if isinstance(held, dict) else dict(enumerate(held)) if isinstance(held, list | tuple) else {}
 
 
 def _is_mixed(held: object) -> bool:
@@ -225,16 +233,17 @@ class _Opened:
         if len(models) > 1 and found.optimizers:
             fitting = [m for m in models if fits([*found.optimizers.values()], named_tensors(found.models[m]))]
             models = fitting if len(fitting) == 1 else models
+        if len(models) > 1 and len(found.optimizers) == 1:
+            named = {place: named_tensors(found.models[place]) for place in models}
+            if trains_all(next(iter(found.optimizers.values())), named):
+                self.notes.append(f"the optimizer trains {len(models)} models, which are read as one")
+                return models
         if len(models) > 1 and len(found.optimizers) < 2:
             called = [place for place in models if place and str(place[-1]) in _CALLED]
             models = called if len(called) == 1 else models
         if len(models) > 1:
             first = named_tensors(found.models[models[0]])
             its = sorted(found.optimizers, key=lambda place: not fits([found.optimizers[place]], first))
-            named = {place: named_tensors(found.models[place]) for place in models}
-            if len(its) == 1 and trains_all(next(iter(found.optimizers.values())), named):
-                self.notes.append(f"the optimizer trains {len(models)} models, which are read as one")
-                return models
             self.several("model", [*map(key_text, models)], [*map(key_text, its)])
         return models
 
@@ -385,10 +394,14 @@ class _Opened:
         part = self.part
         origin = f"the keys of {part.file}"
         out = {"file": Setting(part.file, "its name")}
-        if not (() in self.models and _is_mixed(part.value)):  # a state dict alone has no place for other values
+        is_list = isinstance(part.value, list | tuple)
+        # a target has keys of its own for the items of a list; a state dict alone has no place for other values
+        if not is_list and not (() in self.models and _is_mixed(part.value)):
             out["model"] = Setting(",".join(map(key_text, self.models)), origin)
         places = [*self.optimizers]
-        if len(places) == 1:
+        if is_list and self.optimizer_part is None:
+            self.notes.append(f"{part.file} is a list: a target is a dict with the keys `{MODEL}` and `{OPTIMIZER}`")
+        elif len(places) == 1:
             out["optimizer"] = Setting(key_text(places[0]), origin)
         elif places and all(isinstance(place[-1], int) for place in places):
             out["optimizer"] = Setting(key_text(places[0][:-1]), origin)
@@ -423,10 +436,10 @@ class _Opened:
         taken = {*self.models, *(mine | of_masters if self.optimizer_part is None else ())}
         carried: dict[object, object] = {}
         blobs: dict[str, object] = {}
-        extra = {name: one for name, one in named.extra.items() if name.endswith("_extra_state")}
-        held = part.value if isinstance(part.value, dict) else {}
+        extra = {name: one for name, one in named.extra.items() if is_of_module(name, one)}
+        held = _entries(part.value)
         for key, value in held.items():
-            rest = _without(value, (key,), taken)
+            rest = _without(value, (key if isinstance(key, str | int) else str(key),), taken)
             if () in self.models and (key in extra or key not in named.extra):
                 continue  # a value of the model
             if key == ENVELOPE and isinstance(value, dict):
@@ -434,7 +447,7 @@ class _Opened:
             elif key == schedule:
                 blobs[_SCHEDULE] = lifted(value, part.file)
             elif rest is not _NOTHING:
-                carried[key] = lifted(rest, part.file)
+                carried[key if held is part.value else str(key)] = lifted(rest, part.file)
         for other in self.parts[1:]:
             rest = _without(other.value, (), mine | of_masters if other is self.optimizer_part else set())
             if rest is not _NOTHING:
