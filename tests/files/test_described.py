@@ -64,7 +64,25 @@ FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a pickle": (lambda p: p.write_bytes(pickle.dumps({"a": 1})), "a pickle"),
     "HDF5": (lambda p: p.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(90)), "HDF5"),
     "GGUF": (lambda p: p.write_bytes(b"GGUF" + bytes(90)), "GGUF"),
+    "torch.export": (lambda p: _zip(p, "w/archive_format", "w/models/model.json"), r"torch.export(.|\n)*state_dict"),
+    "Keras": (lambda p: _zip(p, "config.json", "model.weights.h5"), "an archive of Keras"),
 }  # fmt: skip
+
+
+def _zip(path: Path, *names: str) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in names:
+            archive.writestr(name, "pt2")
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("model.onnx", "an ONNX model"), ("flax_model.msgpack", "as Flax writes it"), ("model.pdparams", "PaddlePaddle"),
+])  # fmt: skip
+def test_a_file_without_first_bytes_of_its_own_is_described_by_its_name(name: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"\x81\xa6params\x80")
+    for path in (tmp_path / name, tmp_path):
+        done = command("inspect", path)
+        assert done.status == 3 and "E435" in done.err and said in done.err, done.err
 
 
 def _npz() -> bytes:

@@ -32,7 +32,7 @@ _NUMBER = re.compile(r"\d+")
 _ZIP, _LEGACY = b"PK\x03\x04", b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 _EMPTY_ZIP = b"PK\x05\x06"
 _TORCH = (".pt", ".pth", ".bin", ".ckpt", ".tar")
-_WEIGHTS = (*_TORCH, ".safetensors", ".npz", ".h5", ".gguf", ".msgpack", ".pkl", ".gz", ".zst")
+_WEIGHTS = (*_TORCH, ".safetensors", ".npz", ".h5", ".gguf", ".msgpack", ".pkl", ".gz", ".zst", ".onnx", ".pdparams")
 _FOLDERS: tuple[tuple[str, str], ...] = (  # a file's name, and whose folder has it
     ("manifest.ocdbt", "a checkpoint of Orbax (JAX)"),
     ("_CHECKPOINT_METADATA", "a checkpoint of Orbax (JAX)"),
@@ -121,7 +121,7 @@ def _of_metadata(path: Path, names: list[str]) -> Description | None:
 
 def _of_file(path: Path, shards: Sequence[Path] = ()) -> Description | None:
     head = _head(path)
-    magic = magic_of(head)
+    magic = magic_of(head, path.name)
     if magic is not None:
         return magic
     if head.startswith(_ZIP):
@@ -174,6 +174,12 @@ def _archive(path: Path) -> Description | None:
         return Description("it is a TorchScript archive", remedy)
     if names and all(name.endswith(".npy") for name in names):
         return Description(f"it is a NumPy archive of {plural(len(names), 'array')}", OWN)
+    if any(name.endswith("/archive_format") for name in names):
+        return Description(
+            "it is an archive of torch.export", "save the state_dict: torch.export.load(FILE).state_dict"
+        )
+    if "model.weights.h5" in names:
+        return Description("it is an archive of Keras", OWN)
     if not any(name.endswith("data.pkl") for name in names):
         return Description(
             f"it is a zip archive of {plural(len(names), 'file')}, and not of torch.save", "unpack it first"
@@ -202,7 +208,8 @@ def _of_torch(path: Path, shards: Sequence[Path]) -> Description:
         states = [key for key, one in value.items() if isinstance(one, Mapping) and _is_state(one)]
         what = f"it is a torch file with the keys {said}{more}" if value else "it is a torch file of an empty dict"
         if not states:
-            return Description(what, "")
+            has_tensors = next(_leaves(value), None) is not None
+            return Description(what, "save one dict of its tensors by their names" if has_tensors else "")
         of = next((key for key in states if str(key) in ("model", "state_dict", "module")), states[0])
         trusted = not all(map(_is_harmless, value.values()))
         return Description(what, _way_out(path, shards, f"[{of!r}]", trusted=trusted))

@@ -28,6 +28,14 @@ _MAGIC: tuple[tuple[bytes, str, str], ...] = (
     (b"<html", "a web page, so that a download has failed", AGAIN),
     (b"<?xml", "an XML text, so that a download may have failed", AGAIN),
 )
+# Files without first bytes of their own, by the ends of their names.
+_ENDS: tuple[tuple[str, str, str], ...] = (
+    (".onnx", "an ONNX model", "convert the checkpoint that it was exported from"),
+    (".tflite", "a model of TensorFlow Lite", "convert the checkpoint that it was exported from"),
+    (".msgpack", "a msgpack file, as Flax writes it", OWN),
+    (".pdparams", "a file of PaddlePaddle", OWN),
+    (".pdopt", "a file of PaddlePaddle", OWN),
+)
 
 
 @frozen
@@ -38,14 +46,15 @@ class Description:
     remedy: str
 
 
-def magic_of(head: bytes) -> Description | None:
-    """The program of a file, by its first bytes, or None."""
+def magic_of(head: bytes, name: str = "") -> Description | None:
+    """The program of a file, by its first bytes and its name, or None."""
     found = next(
         (Description(f"it is {what}", remedy) for first, what, remedy in _MAGIC if head.startswith(first)), None
     )
-    return found or (
-        Description("it is a tar archive", UNPACK.format(tool="tar xf")) if head[257:262] == b"ustar" else None
-    )
+    if found is None and head[257:262] == b"ustar":
+        return Description("it is a tar archive", UNPACK.format(tool="tar xf"))
+    ended = (Description(f"it is {what}", remedy) for end, what, remedy in _ENDS if head and name.endswith(end))
+    return found or next(ended, None)
 
 
 def holds_text(head: bytes) -> bool:

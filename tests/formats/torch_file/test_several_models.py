@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import ucpl
+from tests.cli.command import ucpl as command
 from ucpl.errors import UcplError
 from ucpl.formats.opening import open_checkpoint
 
@@ -180,3 +182,15 @@ def test_a_sparse_tensor_stays_with_the_weights(via: str, tmp_path: Path) -> Non
     back = torch.load(tmp_path / "back.pt", weights_only=True)
     assert torch.equal(back["model"]["a.weight"], held["a.weight"])
     assert torch.equal(back["model"]["a.mask"].to_dense(), torch.eye(4))
+
+
+def test_a_tree_of_dicts_is_read_as_one_on_request(tmp_path: Path) -> None:
+    """The key `params` with dicts is no file of ucpl's own if no dict has a weight."""
+    dense = {"kernel": torch.randn(3, 4), "bias": torch.randn(4)}
+    torch.save({"params": {"dense": dense, "out": {"kernel": torch.randn(4, 2)}}}, tmp_path / "one.pt")
+    said = command("convert", tmp_path / "one.pt", tmp_path / "a", "--to", "zero1(dp=2)").err
+    call = 'torch_file(model="params/dense,params/out")'
+    assert "E447" in said and 'model="params/dense,params/out" reads all as one' in said
+    ucpl.convert(tmp_path / "one.pt", tmp_path / "a", "safetensors()", layout=call)
+    made = load_file(tmp_path / "a" / "model.safetensors")
+    assert torch.equal(made["params.dense.kernel"], dense["kernel"]) and len(made) == 3

@@ -96,9 +96,10 @@ class Plain:
 def _is_plain(params: object) -> bool:
     """Test for parameters with states, each a dict.
 
-    A state dict of a script has tensors under this key.
+    A state dict of a script has tensors under this key, and a tree of Flax dicts of other names.
     """
-    return isinstance(params, dict) and (not params or any(isinstance(one, dict) for one in params.values()))
+    states = [one for one in params.values() if isinstance(one, dict)] if isinstance(params, dict) else []
+    return params == {} or any("weight" in one or "fp32" in one for one in states)
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
