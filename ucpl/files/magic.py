@@ -47,7 +47,7 @@ class Description:
 
 
 def magic_of(head: bytes, name: str = "") -> Description | None:
-    """The program of a file, by its first bytes and its name, or None."""
+    """The program of a file, by first bytes and name, or None."""
     found = next(
         (Description(f"it is {what}", remedy) for first, what, remedy in _MAGIC if head.startswith(first)), None
     )

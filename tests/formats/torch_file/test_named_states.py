@@ -1,4 +1,4 @@
-"""Full state dicts by names: FSDP's, as torch saves, flattens and loads them."""
+"""Full state dicts by names, as torch flattens and loads them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VIAS = ["", "dcp(fsdp=2)", "zero1(dp=2)", "zero3(dp=3)", "plain()"]
 
 
 def run(options: StateDictOptions) -> tuple[dict[str, Any], dict[str, Any], list[float]]:
-    """The state dicts after two steps, and the losses of the next two."""
+    """State dicts after two steps, and the next losses."""
     model = built()
     optimizer = adamw(model)
     train(model, [optimizer], 0, 2)
@@ -36,7 +36,7 @@ def run(options: StateDictOptions) -> tuple[dict[str, Any], dict[str, Any], list
 
 
 def resumed(held: dict[str, Any], options: StateDictOptions = FULL) -> list[float]:
-    """The next losses of a job that loads full state dicts by names."""
+    """The next losses of a job that loads names."""
     model = built(seed=8)
     optimizer = adamw(model)
     set_model_state_dict(model, held["model"], options=options)
@@ -84,7 +84,7 @@ def test_a_flattened_optimizer_is_read(is_at_top: bool, via: str, tmp_path: Path
 
 
 def test_chunks_that_torch_joined_into_one_file_are_read(tmp_path: Path) -> None:
-    """As torchtitan saves: the model's names at the top, and a flattened optimizer."""
+    """torchtitan saves the model's names at the top."""
     weights, states, losses = run(StateDictOptions(flatten_optimizer_state_dict=True))
     save_chunks({**weights, "optimizer": states, "train_state": {"step": 2}}, checkpoint_id=tmp_path / "chunks")
     dcp_to_torch_save(tmp_path / "chunks", tmp_path / "one.pt")

@@ -125,7 +125,7 @@ def test_two_names_of_a_buffer_come_back(via: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("via", ["", "zero1(dp=2)", "dcp(fsdp=2)"])
 def test_a_loss_with_parameters_is_read_with_the_model_that_it_trains(via: str, tmp_path: Path) -> None:
-    """No model alone has all parameters of the optimizer, and the key `model` does not decide."""
+    """The key `model` does not decide."""
     models = two()
     optimizers = together(models)
     stepped(models, optimizers)
@@ -185,7 +185,7 @@ def test_a_sparse_tensor_stays_with_the_weights(via: str, tmp_path: Path) -> Non
 
 
 def test_a_tree_of_dicts_is_read_as_one_on_request(tmp_path: Path) -> None:
-    """The key `params` with dicts is no file of ucpl's own if no dict has a weight."""
+    """A file of ucpl's own has weights under `params`."""
     dense = {"kernel": torch.randn(3, 4), "bias": torch.randn(4)}
     torch.save({"params": {"dense": dense, "out": {"kernel": torch.randn(4, 2)}}}, tmp_path / "one.pt")
     said = command("convert", tmp_path / "one.pt", tmp_path / "a", "--to", "zero1(dp=2)").err

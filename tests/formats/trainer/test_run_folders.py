@@ -245,7 +245,7 @@ def test_several_models_are_refused_by_name(tmp_path):
 
 
 def two_optimizers(folder: Path) -> list[torch.optim.Optimizer]:
-    """Replace the optimizer of a folder by AdamW for matrices and SGD for vectors."""
+    """A folder with AdamW for matrices and SGD for vectors."""
     accelerate(folder)
     (folder / "optimizer.bin").unlink()
     named, _ = run()

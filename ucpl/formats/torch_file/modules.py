@@ -30,7 +30,7 @@ _STATE, _GROUPS, _NAMES = "state", "param_groups", "param_names"
 
 @frozen
 class Unpacked(TorchFile):
-    """A file with state dicts in place of modules and flattened optimizers.
+    """A file with state dicts in place of their other forms.
 
     `classes`: the class of each module by place.
     """
@@ -39,7 +39,7 @@ class Unpacked(TorchFile):
 
 
 def read(root: Path, file: str) -> TorchFile:
-    """A torch file, with state dicts in place of other forms of them."""
+    """A torch file, with state dicts in place of other forms."""
     part = read_torch_file(root, file)
     classes: dict[Key, str] = {}
     value = _unpacked(part.value, (), classes)
@@ -68,7 +68,7 @@ def _unpacked(value: object, place: Key, classes: dict[Key, str]) -> object:
 
 
 def _is_flattened(held: dict[object, object]) -> bool:
-    """Test for a flattened optimizer: each name begins with one of two words."""
+    """Test for a flattened optimizer."""
     words = {key.partition(".")[0] if type(key) is str and key.count(".") > 1 else "" for key in held}
     return _GROUPS in words and words <= {_STATE, _GROUPS}
 
