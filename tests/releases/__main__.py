@@ -39,7 +39,7 @@ def main() -> int:
     chosen = [one for one in releases() if asked.only in str(one)]
     if asked.share:
         known = page.load()
-        able = [one for one in chosen if str(one) in known and "missing" not in known[str(one)]]
+        able = [one for one in chosen if not one.python and "missing" not in known.get(str(one), {"missing": ""})]
         chosen = random.Random(asked.seed).sample(able, min(asked.share, len(able)))
     worse = []
     for one in chosen:
@@ -76,7 +76,7 @@ def trial_of(release: Release, root: Path | None, keeps: bool) -> page.Row:
         try:
             python, made = started(release, folder / "environment")
             row = {**made, "cells": page.rows(tried(release, python, folder / "work"))}
-            if keeps:
+            if keeps and not release.python:  # one archive of a release
                 fixtures.keep(release, folder / "work", [*PLANS[release.framework].sources])
         except Missing as reason:
             row = {"missing": str(reason)}

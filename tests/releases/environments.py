@@ -5,9 +5,11 @@ Its packages come before those of this environment, which has torch.
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -25,6 +27,20 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SECONDS = 600  # of one call of pip
 OVER = "it did not end in the minutes of the run"
+PURE = (
+    "attrs",
+    "filelock",
+    "fsspec",
+    "jinja2",
+    "networkx",
+    "packaging",
+    "psutil",
+    "safetensors",
+    "setuptools<81",
+    "sympy",
+    "typing-extensions",
+)
+OF_LINUX = re.compile(r'^Requires-Dist: .*platform_system == "Linux"')  # CUDA's libraries
 OWN = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
 QUIET = ("--quiet", "--disable-pip-version-check", "--no-input", "--retries", "1")
 
@@ -71,9 +87,14 @@ class Release:
     model: dict[str, Any] = field(factory=dict, eq=False)  # differences of all runs
     # reasons why a trial cannot pass, or passes in part, by the trial's title
     limits: dict[str, str] = field(factory=dict, eq=False)
+    python: str = ""  # as 3.13, where it is not the Python of this process
+
+    @property
+    def title(self) -> str:
+        return self.version + (f" on Python {self.python}" if self.python else "")
 
     def __str__(self) -> str:
-        return f"{self.framework} {self.version}"
+        return f"{self.framework} {self.title}"
 
 
 def table() -> dict[str, Any]:
@@ -86,7 +107,9 @@ def releases() -> list[Release]:
     for framework, held in table().items():
         for one in held["releases"]:
             packages = (f"{held['package']}=={one['version']}",)
-            more = (*held.get("with", ()), *one.get("with", ()))
+            python = one.get("python", "")
+            numpy = "numpy" if python else "numpy<2"  # which most releases were made for
+            more = (numpy, *held.get("with", ()), *one.get("with", ()))
             pip = (*held.get("pip", ()), *one.get("pip", ()))
             stand_ins = (*held.get("stand_ins", ()), *one.get("stand_ins", ()))
             limits = {**held.get("limits", {}), **one.get("limits", {})}
@@ -101,6 +124,7 @@ def releases() -> list[Release]:
                 runs=one.get("runs", {}),
                 model=one.get("model", {}),
                 limits=limits,
+                python=python,
             )
             out.append(made)
     return out
@@ -108,12 +132,17 @@ def releases() -> list[Release]:
 
 def build(release: Release, folder: Path) -> Path:
     """Its Python. Raises: Missing."""
-    venv.create(folder, with_pip=False, symlinks=True)
     python = folder / "bin" / "python"
+    if release.python:
+        _made_by(f"python{release.python}", folder)
+    else:
+        venv.create(folder, with_pip=False, symlinks=True)
     own = Path(_of(python, OWN))
-    (own / "a_base.pth").write_text(
-        f"{sysconfig.get_paths()['purelib']}\n"
-    )  # a line is a folder; its own .pth files are not read
+    if release.python:
+        _install_torch(release, python)
+    else:
+        base = sysconfig.get_paths()["purelib"]
+        (own / "a_base.pth").write_text(f"{base}\n")  # a line is a folder; its own .pth files are not read
     if release.stand_ins:
         (own / "b_stand_ins.pth").write_text(f"{ROOT}\nimport tests.releases.stand_ins\n")
     for packages, options in ((release.more, ()), (release.packages, release.pip)):
@@ -122,6 +151,28 @@ def build(release: Release, folder: Path) -> Path:
     if "libcuda" in release.stand_ins:
         cuda_libraries.make(own / "torch" / "lib")
     return python
+
+
+def _made_by(python: str, folder: Path) -> None:
+    """Make an environment by another Python of the path. Raises: Missing."""
+    try:
+        subprocess.run([python, "-m", "venv", "--without-pip", str(folder)], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        raise Missing(f"{python} is not on the path") from None
+
+
+def _install_torch(release: Release, python: Path) -> None:
+    """Install the same torch for another Python, with its requirements.
+
+    A framework's requirement of torch would install the libraries of CUDA, some 4 GB.
+    """
+    _install(release, python, PURE, ())
+    if release.framework != "torch":
+        same = importlib.metadata.version("torch").partition("+")[0]
+        _install(release, python, (f"torch=={same}",), ("--no-deps", "--only-binary=:all:"))
+        (metadata,) = Path(_of(python, OWN)).glob("torch-*.dist-info/METADATA")
+        lines = metadata.read_text().splitlines(keepends=True)
+        metadata.write_text("".join(line for line in lines if not OF_LINUX.search(line)))
 
 
 def _install(release: Release, python: Path, packages: tuple[str, ...], options: tuple[str, ...]) -> None:

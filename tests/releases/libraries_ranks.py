@@ -98,7 +98,7 @@ class Loop:
 
     def facts(self) -> dict[str, Any]:
         out: dict[str, Any] = {}
-        names = {p: n for n, p in self.model.named_parameters()}
+        names = {p: n.removeprefix("module.") for n, p in self.model.named_parameters()}  # of DDP
         for group in getattr(self.optimizer, "optimizer", self.optimizer).param_groups:
             for p in group["params"]:
                 states = getattr(self.optimizer, "optimizer", self.optimizer).state[p]

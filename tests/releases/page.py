@@ -21,6 +21,8 @@ INTRO = """\
 The release trains a small model for three steps, saves it, and trains on. `ucpl` converts the checkpoint, and the
 release loads the target into a model with other values. No run clips gradients, so that losses can be compared.
 
+Rows of another Python have the same release of torch, in its build for GPUs, without CUDA's libraries.
+
 - **passed**: all weights, states of the optimizer, learning rates and steps are bit-equal with the run's, and the next
   losses are those of the run (within 1e-5, in bf16 1e-2: other degrees add in another order).
 - **passed, and back**: the same but for the loss after the next step, which the release computes differently at
@@ -82,11 +84,11 @@ def text(results: dict[str, Row]) -> str:
         notes: list[str] = []
         for one, row in mine.items():
             cells = [_cell(row, title, notes) for title in titles]
-            lines.append(f"| {one.version} | {' | '.join(cells)} |")
+            lines.append(f"| {one.title} | {' | '.join(cells)} |")
         lines += [f"\n{n}. {note}" if n == 1 else f"{n}. {note}" for n, note in enumerate(notes, 1)]
         used = [name for name in WORDS if any(name in one.stand_ins for one in mine)]
         for name in used:
-            which = ", ".join(one.version for one in mine if name in one.stand_ins)
+            which = ", ".join(one.title for one in mine if name in one.stand_ins)
             lines += [""] * (name == used[0]) + [f"- {WORDS[name]}: {which}"]
         parts.append("\n".join([*lines, "", _made_with(mine)]) + "\n")
     return "\n".join(parts)

@@ -72,6 +72,19 @@ def test_no_cell_is_claimed_that_did_not_run() -> None:
         assert row.get("cells", {}).keys() <= titles, release
 
 
+def test_targets_of_trials_are_layouts() -> None:
+    """Also those on the way."""
+    every = [trial for plan in PLANS.values() for trial in plan.trials]
+    assert {call for trial in every for call in (trial.call, trial.via or trial.call) if "(" not in call} == set()
+
+
+def test_another_python_is_a_row_of_its_own() -> None:
+    every = releases()
+    assert len({str(one) for one in every}) == len(every)
+    assert {one.python for one in every} == {"", "3.12", "3.13"}
+    assert all("numpy<2" in one.more for one in every if not one.python)
+
+
 def test_a_cell_that_passed_must_pass_again() -> None:
     passed, failed = {"cells": {"a": ["passed", ""], "b": ["back", ""]}}, {"cells": {"a": ["failed", "why"]}}
     assert page.worse("x 1", passed, passed) == []
