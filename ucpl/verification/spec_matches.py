@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -411,7 +410,9 @@ def _meant(about: Mismatch, free: dict[str, Mismatch]) -> Mismatch | None:
         return free[mine]
     size = prod(about.stated)
     known = [key for key, one in free.items() if prod(one.stored) == size][:_COMPARED_MAX]
-    close = difflib.get_close_matches(mine, known, 1, _ALIKE)
+    from difflib import get_close_matches
+
+    close = get_close_matches(mine, known, 1, _ALIKE)
     return free[close[0]] if close else None
 
 
