@@ -20,6 +20,8 @@ from tests.counted import calls
 from ucpl import api
 from ucpl.conversion import sides
 from ucpl.conversion.side import Side
+from ucpl.files.torch_files import TorchFile, read_torch_file
+from ucpl.formats.plain import store
 from ucpl.placement import Placement
 from ucpl.runtime.assemble import Assembler
 from ucpl.verification import compare as room
@@ -212,3 +214,22 @@ def test_a_verification_is_the_same(is_odd: bool, tmp_path: Path, monkeypatch: p
     assert made[0] == made[1] and made[0][0] is not is_odd
     assert len(asked) == is_odd and made[0][1] > 0
     assert not is_odd or any("layers.10.up.weight[3, 1]" in str(one) for one in made[0][4])
+
+
+def test_a_plain_file_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is another by then is parsed again."""
+    parsed: list[str] = []
+
+    def watched(root: Path, name: str) -> TorchFile:
+        parsed.append(name)
+        return read_torch_file(root, name)
+
+    monkeypatch.setattr(store, "read_torch_file", watched)
+    for count in (3, 4):
+        MAKERS["plain"](tmp_path / "a.pt", tensors_like(count, (2, 2)), 1)
+        opened = api.open_checkpoint(tmp_path / "a.pt")
+        assert len(opened.state.tensors) == count and parsed == ["a.pt"]
+        parsed.clear()
+    assert store.Plain().recognises(tmp_path / "a.pt")
+    MAKERS["plain"](tmp_path / "a.pt", tensors_like(5, (2, 2)), 1)
+    assert len(store.Plain().open(tmp_path / "a.pt").state.tensors) == 5

@@ -12,6 +12,7 @@ A parameter in no group is frozen; where there is no `groups`, all parameters th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from math import prod
 from pathlib import Path
 
@@ -37,6 +38,7 @@ from ucpl.extents.account import NotRead
 from ucpl.files.carrying import Storages, by_place, lifted
 from ucpl.files.checkpoint import Checkpoint, Skeleton, SkeletonFile
 from ucpl.files.demands import Demands
+from ucpl.files.header_watch import Identity
 from ucpl.files.masters import SETTING, renamed
 from ucpl.files.pickles import unsafe_globals
 from ucpl.files.plain_values import decode, encode
@@ -71,12 +73,15 @@ class Plain:
         if not path.is_file() or path.suffix in (".safetensors", ".json", ".plan", ".ucpl"):
             return False
         try:
-            value = read_torch_file(path.parent, path.name).value
+            part = read_torch_file(path.parent, path.name)
         except UcplError as error:
             if error.is_of_the_disk:
                 raise
             return False
-        return isinstance(value, dict) and _is_plain(value.get("params"))
+        if not isinstance(part.value, dict) or not _is_plain(part.value.get("params")):
+            return False
+        _RECOGNISED.set((path, Identity.of(path.stat()), part))
+        return True
 
     def open(self, path: Path) -> Checkpoint:
         """Read the headers of a plain file, or of the folder's plain.pt.
@@ -84,13 +89,25 @@ class Plain:
         Raises: UcplError E400-E427, E480, E481.
         """
         file = path / FILE if path.is_dir() else path
-        return _Opened.of(read_torch_file(file.parent, file.name)).checkpoint(path)
+        return _Opened.of(_recognised(file) or read_torch_file(file.parent, file.name)).checkpoint(path)
 
     def skeleton(
         self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None
     ) -> Skeleton:
         """The one file of a target. Raises: UcplError E471."""
         return _skeleton(structure, targets, source)
+
+
+# A file that `recognises` has just read, for `open`: its pickle names each tensor, and takes long.
+_RECOGNISED: ContextVar[tuple[Path, Identity, TorchFile] | None] = ContextVar("recognised", default=None)
+
+
+def _recognised(file: Path) -> TorchFile | None:
+    """The headers of this file, if it was recognised just now."""
+    known = _RECOGNISED.get()
+    _RECOGNISED.set(None)
+    is_same = known is not None and known[0] == file and known[1] == Identity.of(file.stat())
+    return known[2] if known is not None and is_same else None
 
 
 def _is_plain(params: object) -> bool:
