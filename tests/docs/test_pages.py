@@ -145,6 +145,16 @@ def test_only_marked_blocks_are_not_run() -> None:
 # ---- named things exist -----------------------------------------------------------------------------------------------
 
 
+def test_every_function_of_the_table_of_decisions_exists() -> None:
+    text = (ROOT / "docs" / "EXTENDING.md").read_text(encoding="utf-8")
+    table = text.split("## The function of each decision")[1].split("\n## ")[0]
+    named = re.findall(r"`([\w/]+\.py)(?::(\w+))?`", table)
+    assert len(named) > 15
+    for file, name in named:
+        code = (ROOT / "ucpl" / file).read_text(encoding="utf-8")
+        assert re.search(rf"^\s*(def|class) {name}\b|^{name}\b", code, re.MULTILINE), f"{file}: {name}"
+
+
 def test_every_verb_of_the_codemap_is_there() -> None:
     text = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", text, re.MULTILINE)

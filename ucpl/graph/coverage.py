@@ -1,6 +1,7 @@
 """Coverage: both sides' model, and every element of it once.
 
-The chosen boxes of a side show it; they share nothing.
+The chosen boxes of a side show it; they share nothing: `graph.copies` makes them disjoint, and here volumes are added.
+`verification.proof.coverage` proves the same again from the finished moves.
 """
 
 from __future__ import annotations

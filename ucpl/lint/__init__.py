@@ -1,1 +1,4 @@
-"""Lint: remarks on the text of specs, before any checkpoint is opened."""
+"""Lint: remarks on the text of specs, before any checkpoint is opened.
+
+`conversion.checking` calls the rules; `lint.rules` has their ids.
+"""

@@ -1,4 +1,7 @@
-"""The identity of a vault, its domains, and its committed generations."""
+"""The identity of a vault, its domains, and its committed generations.
+
+A writer commits after the votes of all domains (`vault.server`): one complete record is enough for a reader.
+"""
 
 from __future__ import annotations
 
