@@ -260,7 +260,7 @@ FUSED = {
     "all q, then all k, then all v": ("(g (q: r d + k: d + v: d))@tp h", "(q: g r d + k: g d + v: g d)@tp h"),
     "up before gate": ("(gate: f@tp + up: f@tp) h", "(up: f@tp + gate: f@tp) h"),
     "packed, then cut": ("(gate: f@tp + up: f@tp) h", "(gate: f + up: f)@tp h"),
-    "stages in the other order": ("mesh pp tp", "mesh pp tp"),  # the files, not the spec
+    "stages in the other order": ("index l = l@pp", "index l = l@pp"),  # the files, not the spec
 }
 
 
@@ -477,13 +477,17 @@ def test_a_spec_that_was_imported_is_held_against_what_is_imported_anew(folder, 
     notes = ucpl.verify(folder, layout=f"{tmp_path / 'mine.ucpl'}:hf()").notes
     assert any(n.startswith("not witnessed by transformers: `import hf` writes the same layout") for n in notes)
     head, mark, body = text.partition("layout hf(")
-    body, gate, up = body.partition("layout ")[0], "{l}.mlp.gate_proj", "{l}.mlp.up_proj"
-    body = body.replace(gate, "\0").replace(up, gate).replace("\0", up)
+    gate, up = "mlp.gate_proj.weight", "mlp.up_proj.weight"
+    line = rf'{gate}\[l\],\s+{up}\[l\] += (.*?) as "{{layer}}{{name}}"'
+    wrong = rf'{gate}[l] = \1 as "{{layer}}{up}"\n  {up}[l] = \1 as "{{layer}}{gate}"'
+    body, times = re.subn(line, wrong, body.partition("layout ")[0], flags=re.DOTALL)
+    assert times == 1
     (tmp_path / "wrong.ucpl").write_text(head + mark + body.rpartition("}")[0] + "}\n")
     found = ucpl.verify(folder, layout=f"{tmp_path / 'wrong.ucpl'}:hf()")
     assert [d.code for d in found.findings] == ["E707"]
     other = tmp_path / "other.ucpl"
-    other.write_text(text.replace("model.norm.weight ", "final "))
+    renamed = text.replace("model.norm.weight ", "final ")
+    other.write_text(re.sub(r'^( +final += .*as )"{name}"', r'\1"model.norm.weight"', renamed, flags=re.MULTILINE))
     notes = ucpl.verify(folder, layout=f"{other}:hf()").notes
     assert any(
         "no shipped spec has model `llama` and its tensors, and `import hf` does not write them for" in n for n in notes
