@@ -12,7 +12,7 @@ from ucpl.extents import Global, PickledCall, Size, StorageRef, TensorRef, Torch
 from ucpl.files.carrying import strides
 from ucpl.records import frozen
 
-__all__ = ["CLASSES", "Mesh", "Shape", "dtensor", "local_of"]
+__all__ = ["CLASSES", "Mesh", "Shape", "dtensor", "local_of", "whole_of"]
 
 Shape = tuple[int, ...]
 _REBUILD = Global("torch._tensor", "_rebuild_from_type_v2")
@@ -118,3 +118,11 @@ def dtensor(local: TensorRef, shape: Shape, mesh: Mesh) -> PickledCall:
     )
     args = (_DTENSOR, dtype, shape, strides(shape), 0, layout, device, False)
     return PickledCall(_REBUILD, (_WRAPPER, _DTENSOR, args, (None, {"_local_tensor": local, "_spec": spec})))
+
+
+def whole_of(value: PickledCall) -> tuple[str, Shape] | None:
+    """The dtype and complete shape of a DTensor."""
+    args = value.args[2] if value.function == _REBUILD and value.args[0] == _WRAPPER else None
+    if not isinstance(args, tuple) or not isinstance(args[1], TorchDType):
+        return None
+    return args[1].name, args[2]

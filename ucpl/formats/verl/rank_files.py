@@ -10,9 +10,10 @@ from collections import OrderedDict
 from attrs import evolve, field
 
 from ucpl.extents import PickledCall, StoredTensor, Structure, TensorRef, key_text
-from ucpl.files.carrying import Storages, by_place
+from ucpl.files.carrying import Storages, by_place, mapped
 from ucpl.files.checkpoint import Archive, Checkpoint, SkeletonFile
 from ucpl.files.groups import has_groups_alone
+from ucpl.files.pickle_writer import dump_pickle
 from ucpl.files.pickles import set_attributes
 from ucpl.formats.leaving import EXTRA, empty_tensors
 from ucpl.formats.torch_optimizer import put_numbers
@@ -34,12 +35,18 @@ class StateDictFile:
     storage_of: dict[int, str] = field(factory=dict)
 
     def made(self, value: object) -> SkeletonFile:
+        """The file, with its storages numbered in the order of the pickle.
+
+        torch numbers them so, and computes their offsets by it.
+        """
+        names = {one.name: str(n) for n, one in enumerate(dump_pickle(value)[1])}
+        named = mapped(value, lambda t: evolve(t, storage=evolve(t.storage, name=names[t.storage.name])))
         return SkeletonFile(
             path=self.path,
-            value=(Archive(value, self.mesh.known),),
+            value=(Archive(named, {names[name]: data for name, data in self.mesh.known.items() if name in names}),),
             form="archives",
-            storage_of={t: f"0:{name}" for t, name in self.storage_of.items()},
-            carried=tuple(evolve(one, storage=f"0:{one.storage}") for one in self.storages.carried),
+            storage_of={t: f"0:{names[name]}" for t, name in self.storage_of.items()},
+            carried=tuple(evolve(one, storage=f"0:{names[one.storage]}") for one in self.storages.carried),
         )
 
 

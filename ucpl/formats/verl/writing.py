@@ -38,7 +38,7 @@ __all__ = ["VerlFolders", "as_read"]
 
 _SCHEDULE = "lr_scheduler"
 _LAMBDAS = "lr_lambdas"  # of torch's LambdaLR, the class of verl's schedules
-_OPTIM = "optim_"  # the begin of an optimizer's file
+_OPTIM = "optim"  # the begin of an optimizer's file
 _FOLDER, _CONFIG = "huggingface", "fsdp_config.json"
 
 
