@@ -6,6 +6,7 @@ import pytest
 
 from ucpl.conversion.checking import check_text
 from ucpl.conversion.requests import Given
+from ucpl.texts import Json
 
 MODEL = """ucpl 2
 model m {
@@ -39,7 +40,7 @@ CONV1D = {name: LINES[name].replace("(n d) h", "h (n d)") for name in ("q", "k")
     "up": LINES["up"].replace("f h", "h f"),
     "down": LINES["down"].replace("h f", "f h"),
 }
-CONFIG = dict.fromkeys(("layers", "hidden", "inner", "vocab", "heads", "width"), 4)
+CONFIG: dict[str, Json] = dict.fromkeys(("layers", "hidden", "inner", "vocab", "heads", "width"), 4)
 
 
 def remarks(lines: dict[str, str], model: str = MODEL) -> list[str]:

@@ -94,5 +94,5 @@ def test_a_section_of_the_config_is_used_by_its_keys() -> None:
         "\nmodel", "\nlet t = config.text_config\nmodel", 1
     )
     text += 'layout x() of m {\n  file weights = torch "w.pt"\n  w = l h as "w"\n  b = h as "b"\n  state * = none\n}\n'
-    found = check_text("x.ucpl", f"ucpl 1\n{text}", Given(config={"text_config": {"width": 8}}), {}.get)
+    found = check_text("x.ucpl", f"ucpl 1\n{text}", Given(config={"text_config": {"width": 8}}), lambda path: None)
     assert (found.findings, found.remarks) == ((), ())

@@ -30,7 +30,7 @@ def run(options: StateDictOptions) -> tuple[dict[str, Any], dict[str, Any], list
     optimizer = adamw(model)
     train(model, [optimizer], 0, 2)
     weights, states = get_state_dict(model, optimizer, options=options)
-    kept = {name: one.clone() for name, one in weights.items()}
+    kept: dict[str, Any] = {name: one.clone() for name, one in weights.items() if isinstance(one, torch.Tensor)}
     states = torch.utils._pytree.tree_map(lambda one: one.clone() if isinstance(one, torch.Tensor) else one, states)
     return kept, states, train(model, [optimizer], 2, 2)
 
