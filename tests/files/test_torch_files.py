@@ -28,11 +28,12 @@ from ucpl.files.pickles import set_attributes, unsafe_globals
 from ucpl.files.torch_files import TorchFile, layout_archive, layout_torch_file, read_torch_file
 from ucpl.runtime.crc import crc_of_zeros
 
-IN_A_JOB = "dcp/fsdp1_*_w3/model_*"  # ShardedTensor and DTensor: torch makes them in a process group alone
+# ShardedTensor and DTensor: torch makes them in a process group alone.
+IN_A_JOB = "dcp/fsdp1_*_w3/model_*", "verl/*/model_*", "verl/*/optim_*"
 REAL = sorted(
     path
     for path in FIXTURES.rglob("*.pt")
-    if zipfile.is_zipfile(path) and not path.relative_to(FIXTURES).match(IN_A_JOB)
+    if zipfile.is_zipfile(path) and not any(map(path.relative_to(FIXTURES).match, IN_A_JOB))
 )
 
 

@@ -293,8 +293,10 @@ def _groups(plan: Recipe, source: Checkpoint) -> Iterator[Item]:
 
 
 def _texts(source: Checkpoint) -> tuple[str, ...]:
+    """Files of a model's texts, by their paths in the folder."""
     held = source.state.blobs.get(TEXTS)
-    return tuple(map(str, held)) if isinstance(held, dict) else ()
+    within = {name.rpartition("/")[2]: name for name in source.files}
+    return tuple(within.get(str(name), str(name)) for name in held) if isinstance(held, dict) else ()
 
 
 def _files(plan: Recipe, source: Checkpoint, not_read: tuple[NotRead, ...]) -> Iterator[Item]:
@@ -309,7 +311,7 @@ def _files(plan: Recipe, source: Checkpoint, not_read: tuple[NotRead, ...]) -> I
     left = left_values(source, plan.target).get(TEXTS)
     some = format_named(plan.target.framework).texts_written(source, plan.target_shelves).left
     for name in _texts(source):
-        why = left or some.get(name, "")
+        why = left or some.get(name.rpartition("/")[2], "")
         yield from item("dropped" if why else "moved", name, why)
     if source.container is not None:
         dropped = {name for name, fate in plan.carry.items() if fate == "drop"}

@@ -232,7 +232,7 @@ def _calls(file: str, opened: Checkpoint, config: Config) -> Iterator[str]:
     from ucpl.language.nodes import Call
 
     library = library_of(file)
-    for known in library.known.values():
+    for known in tuple(library.known.values()):  # reading a base of one adds to them
         node = known.node
         if not isinstance(node, nodes.Layout) or node.of == "any" or Path(node.span.file).name != Path(file).name:
             continue

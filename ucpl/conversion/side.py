@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from attrs import field
 
 from ucpl.conversion.requests import Called, Given
 from ucpl.errors import fail
-from ucpl.layout.scope import at
 from ucpl.records import frozen
 from ucpl.registry import format_named
 
@@ -99,12 +98,11 @@ def demand_forms(layout: Layout) -> None:
         if rule.form is None:
             continue
         if rule.form not in known:
-            fail(
-                "E397",
+            _reject(
+                rule,
                 f"file `{rule.name}` has the form `{rule.form}`, and framework {layout.framework}()"
                 f" reads and writes {' and '.join(known)}",
-                at(rule.span),
-                remedy=_remedy(rule, known),
+                _remedy(rule, known),
             )
         _demand_suffix(rule)
 
@@ -118,11 +116,10 @@ def _demand_suffix(rule: FileRule) -> None:
     ending = rule.path.parts[-1] if rule.path is not None and rule.path.parts else ""
     if isinstance(ending, str) and ending and ending.endswith(_SUFFIX) != (rule.form in ("safetensors", "memory")):
         said = rule.path.text if rule.path is not None else ""
-        fail(
-            "E397",
+        _reject(
+            rule,
             f'file `{rule.name}` has the form `{rule.form}`, and "{said}" is the name of another',
-            at(rule.span),
-            remedy=f'write `torch "{said}"`, or end the name in {_SUFFIX}'
+            f'write `torch "{said}"`, or end the name in {_SUFFIX}'
             if rule.form == "safetensors"
             else f'write `safetensors "{said}"`, or end the name in .pt',
         )
@@ -143,23 +140,28 @@ def demand_names(layout: Layout) -> None:
         said = _unwritable(rule)
         if said:
             why, remedy = said
-            fail("E397", f"file `{rule.name}`: {rule.path.text!r} {why}", at(rule.span), remedy=remedy)
+            _reject(rule, f"file `{rule.name}`: {rule.path.text!r} {why}", remedy)
         ranks = sorted(cut & rule.path.names)
         if of.has_model_files and ranks:
-            fail(
-                "E397",
+            _reject(
+                rule,
                 f"file `{rule.name}` has {{{ranks[0]}}} in its name, and framework {of.name}() reads one complete model",
-                at(rule.span),
-                remedy="write `framework torch()` if each rank has a file; a complete model is not cut, and its"
+                "write `framework torch()` if each rank has a file; a complete model is not cut, and its"
                 ' file is safetensors "model.safetensors"',
             )
         if of.file_marks and not _is_marked(rule, of.file_marks):
-            fail(
-                "E397",
+            _reject(
+                rule,
                 f'framework {of.name}() reads no file called "{rule.path.text}"',
-                at(rule.span),
-                remedy=f"write `framework torch()`, or the names that it gives: {of.file_names}",
+                f"write `framework torch()`, or the names that it gives: {of.file_names}",
             )
+
+
+def _reject(rule: FileRule, text: str, remedy: str) -> NoReturn:
+    """Raises: UcplError E397."""
+    from ucpl.layout.scope import at  # opening a checkpoint needs no compiler
+
+    fail("E397", text, at(rule.span), remedy=remedy)
 
 
 def _unwritable(rule: FileRule) -> tuple[str, str] | None:

@@ -310,7 +310,7 @@ def _own_layout(side: DescribedSide, config: Config) -> tuple[Library, nodes.Cal
     It can have names of its own: the two layouts share them.
     """
     mine = side.placement.layout
-    for known in side.library.known.values():
+    for known in tuple(side.library.known.values()):  # reading a base of one adds to them
         node = known.node
         if not isinstance(node, nodes.Layout) or node.of != mine.model_name or node.name == mine.name:
             continue

@@ -19,19 +19,15 @@ from attrs import evolve
 
 from ucpl.errors import Diagnostic
 from ucpl.extents import DTYPES, Extent, key_text
-from ucpl.files.checkpoint import Checkpoint
-from ucpl.files.zips import open_file, read_exactly
 from ucpl.graph import build
 from ucpl.graph.side import DtypeOf
 from ucpl.layout import Derivation
 from ucpl.placement import Placement
 from ucpl.planning import Plan, order
 from ucpl.registry import format_named
-from ucpl.runtime.compare import Unequal
-from ucpl.runtime.values import decode, encode
 from ucpl.verification.elements import Elements, counted, only, pairs_of
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # planning does not import the runtime
     from ucpl.files.checkpoint import Checkpoint
     from ucpl.runtime.compare import Comparison, Unequal
 
@@ -56,7 +52,6 @@ def weights_against_masters(
 
 
 def _found(unequal: Unequal, weights: Elements, checkpoint: Checkpoint) -> Diagnostic:
-
     said = weights.finding("E701", unequal, "the weight is not its master, rounded")
     notes, remedy = shifted_masters_report(unequal, checkpoint)
     return evolve(said, notes=notes, remedy=remedy or said.remedy)
@@ -128,6 +123,8 @@ def master_shift(checkpoint: Checkpoint, weight: Extent, master: Extent) -> int:
 
     0 if it is another's.
     """
+    from ucpl.runtime.values import decode, encode
+
     if weight.shape != master.shape or not (weight.is_contiguous and master.is_contiguous):
         return 0
     count = min(weight.numel, LOOKED_AT)
@@ -142,6 +139,8 @@ def master_shift(checkpoint: Checkpoint, weight: Extent, master: Extent) -> int:
 
 
 def _read(checkpoint: Checkpoint, extent: Extent, count: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    from ucpl.files.zips import open_file, read_exactly
+
     width = DTYPES[extent.dtype].itemsize
     fd = open_file(checkpoint.root / extent.file, extent.file)
     try:
