@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 import ucpl
 from tests.cli.command import ucpl as command
 from tests.formats.deepspeed import deepspeed_stand_ins  # noqa: F401  (classes that pickle looks for)
+from ucpl.errors import UcplError
 from ucpl.formats.dcp.metadata import read_metadata
 from ucpl.formats.opening import open_checkpoint
 
@@ -419,3 +420,34 @@ def test_a_lost_shard_of_stage_3_cannot_be_rescued(tmp_path: Path) -> None:
         with pytest.raises(ucpl.UcplError, match="E452") as caught:
             ucpl.convert(source, tmp_path / "no", "zero3(dp=2)", weights_alone=weights_alone)
         assert any("weights are in that file, too" in note for note in caught.value.diagnostics[0].notes)
+
+
+class Options:
+    """A script's own class, which no reader loads."""
+
+
+@pytest.mark.parametrize("to", ["torch_file()", "zero1(dp=2)", "dcp(fsdp=2)", "plain()"])
+@pytest.mark.parametrize("is_object", [False, True])
+def test_objects_of_foreign_classes_do_not_keep_weights_back(to: str, is_object: bool, tmp_path: Path) -> None:
+    """The optimizer may be an object, and the options of a script."""
+    model = torch.nn.Linear(3, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    states: object = optimizer if is_object else optimizer.state_dict()
+    torch.save({"model": model.state_dict(), "optimizer": states, "args": Options(), "epoch": 3}, tmp_path / "a.pt")
+    if to != "plain()":  # which keeps them as they are
+        with pytest.raises(UcplError, match="E504"):
+            ucpl.convert(tmp_path / "a.pt", tmp_path / "all", to)
+    done = command("convert", tmp_path / "a.pt", tmp_path / "out", "--to", to, "--weights-alone")
+    assert done.status == 0, done.err
+    assert "args: left out by --weights-alone" in done.out and "optimizer: left out by --weights-alone" in done.out
+    plan = tmp_path / "x.plan"
+    assert command("plan", "--from", tmp_path / "a.pt", "--to", to, "--weights-alone", "-o", plan).status == 0
+    assert command("apply", plan, tmp_path / "a.pt", tmp_path / "again").status == 0
+    ucpl.convert(tmp_path / "again", tmp_path / "plain.pt", "plain()")
+    found = torch.load(tmp_path / "plain.pt", weights_only=True)["params"]
+    assert {name: torch.equal(found[name]["weight"], one) for name, one in model.state_dict().items()} == {
+        "weight": True,
+        "bias": True,
+    }

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from ucpl.errors import Label, fail, plural
-from ucpl.extents.account import Account, AccountEntry, Fate, NotRead, entries_of
+from ucpl.extents.account import CLIENT_STATE, Account, AccountEntry, Fate, NotRead, entries_of
 from ucpl.files.carrying import unlike_callers
 from ucpl.files.groups import has_groups_alone
 from ucpl.files.scalars import is_counted
@@ -237,22 +237,22 @@ def _callers(plan: Recipe, source: Checkpoint) -> Iterator[Item]:
     alone = f"{target.title} stores " + ("tensors alone" if has_tensors_alone else "nothing of a caller")
     for key in source.state.carried:
         if _is_dropped(plan, key):
-            yield "dropped", "client_state", str(key), "dropped by name"
+            yield "dropped", CLIENT_STATE, str(key), "dropped by name"
         elif not has_callers:
-            yield "dropped", "client_state", str(key), alone
+            yield "dropped", CLIENT_STATE, str(key), alone
         else:
-            yield "moved", "client_state", str(key), ""
+            yield "moved", CLIENT_STATE, str(key), ""
     taken = _ranks_taken(plan, source)
     for rank, keys in unlike_callers(source).items():
         for key in keys:
             name = f"{key} of rank {rank}"
             if _is_dropped(plan, key):
-                yield "dropped", "client_state", name, "dropped by name"
+                yield "dropped", CLIENT_STATE, name, "dropped by name"
             elif rank in taken:
-                yield "moved", "client_state", name, ""
+                yield "moved", CLIENT_STATE, name, ""
             else:
                 why = "the target's ranks take the value of rank 0" if has_callers else alone
-                yield "dropped", "client_state", name, why
+                yield "dropped", CLIENT_STATE, name, why
 
 
 def _ranks_taken(plan: Recipe, source: Checkpoint) -> frozenset[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from ucpl.conversion.ordering import arguments_in, arguments_of, demand_used, or
 from ucpl.conversion.requests import Called, Config, Given, called
 from ucpl.conversion.side import located
 from ucpl.errors import Label, UcplError, fail
-from ucpl.extents.account import NotRead
+from ucpl.extents.account import CLIENT_STATE, NotRead
 from ucpl.files.skipping import ALL, SKIP, Skipped, skipping
 from ucpl.registry import format_named, format_of_models, formats
 from ucpl.storage.cache_dirs import owned_scope
@@ -52,6 +52,7 @@ def open_checkpoint(path: str | Path, layout: Called | None = None, given: Given
                 what = f"{path} holds an optimizer alone: without it, no tensor is left"
                 fail("E439", what, Label(str(path)))
             opened = evolve(opened, not_read=(*opened.not_read, *_not_read(skipped, asked)))
+        opened = _without_objects(opened) if asked.weights_alone else opened
     return opened if mine is None or here == Path(path) else evolve(opened, standing=mine)
 
 
@@ -60,6 +61,28 @@ def _not_read(skipped: Skipped, given: Given) -> Iterator[NotRead]:
     for name, kind in skipped.met.items():
         why = given.why_skipped or ("left out by --weights-alone" if given.weights_alone else "dropped by name")
         yield NotRead(name, why, is_optimizer=True, kind=kind)
+
+
+def _without_objects(opened: Checkpoint) -> Checkpoint:
+    """The checkpoint without a caller's objects of foreign classes.
+
+    An optimizer may be pickled as an object: its weights come out all the same.
+    """
+    from ucpl.files.pickles import unsafe_globals
+
+    known = format_named(opened.format).known_globals()
+    held = {key: set(unsafe_globals(value)) - known for key, value in opened.state.carried.items()}
+    why = "left out by --weights-alone: {} is not loaded"
+    return _without_values(opened, {str(key): why.format(min(names)) for key, names in held.items() if names})
+
+
+def _without_values(opened: Checkpoint, gone: Mapping[str, str]) -> Checkpoint:
+    """The checkpoint without some values of the caller, each with the reason."""
+    if not gone:
+        return opened
+    carried = {key: value for key, value in opened.state.carried.items() if str(key) not in gone}
+    more = tuple(NotRead(key, why, is_optimizer=True, kind=CLIENT_STATE) for key, why in gone.items())
+    return evolve(opened, state=evolve(opened.state, carried=carried), not_read=(*opened.not_read, *more))
 
 
 def _opened(here: Path, layout: Called | None, given: Given) -> Checkpoint:
@@ -228,7 +251,9 @@ def open_for(plan: Plan, path: str | Path) -> Checkpoint:
     given = Given(weights_alone=ALL in names, skipped=frozenset(names - {ALL}))
     with skipping(optimizer=given.weights_alone, states=given.skipped) as skipped:
         opened = _opened_for(plan, path)
-    return evolve(opened, not_read=(*opened.not_read, *_not_read(skipped, given)))
+    opened = evolve(opened, not_read=(*opened.not_read, *_not_read(skipped, given)))
+    objects = {str(key) for key in opened.state.carried} & names if given.weights_alone else set()
+    return _without_values(opened, dict.fromkeys(sorted(objects), "left out by --weights-alone"))
 
 
 def _opened_for(plan: Plan, path: str | Path) -> Checkpoint:

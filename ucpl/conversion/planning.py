@@ -24,6 +24,7 @@ from ucpl.conversion.ties import framework_of
 from ucpl.conversion.training import placements_in_dtype
 from ucpl.conversion.weights import with_weights
 from ucpl.errors import Label, UcplError, fail
+from ucpl.extents.account import CLIENT_STATE
 from ucpl.files.masters import FP32
 from ucpl.files.skipping import ALL, SKIP
 from ucpl.records import frozen
@@ -333,10 +334,11 @@ def _recipe(graph: Graph, source: Side, target: Side, names: Names | None, said_
 
 
 def _skipped(source: Side) -> tuple[str, ...]:
-    """States that a run skips, too; `ALL` for the complete optimizer."""
+    """Skipped states and values; `ALL` for the complete optimizer."""
     if source.checkpoint is None or not any(one.is_optimizer for one in source.checkpoint.not_read):
         return ()
-    return (ALL,) if source.given.weights_alone else tuple(sorted(source.given.skipped))
+    left = {one.name for one in source.checkpoint.not_read if one.kind == CLIENT_STATE}
+    return (ALL, *sorted(left)) if source.given.weights_alone else tuple(sorted(source.given.skipped))
 
 
 def _numbers_left_out(source: Side, target: Side, said: tuple[str, ...]) -> tuple[str, ...]:

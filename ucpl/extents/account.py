@@ -13,10 +13,11 @@ from attrs import field
 
 from ucpl.records import frozen
 
-__all__ = ["FATES", "Account", "AccountFacts", "AccountEntry", "Fate", "NotRead", "entries_of"]
+__all__ = ["CLIENT_STATE", "FATES", "Account", "AccountFacts", "AccountEntry", "Fate", "NotRead", "entries_of"]
 
 Fate = Literal["moved", "derived", "dropped", "not read"]
 FATES: tuple[Fate, ...] = ("moved", "derived", "dropped", "not read")
+CLIENT_STATE = "client_state"  # the kind of a caller's value
 _SHOWN = 6  # names in a line
 
 
