@@ -35,8 +35,17 @@ def swapped(text: str, a: str, b: str) -> str:
     assert a in body and b in body
     other = {a: b, b: a}
     either = re.compile(f"{re.escape(a)}|{re.escape(b)}")
-    body = re.sub(r'"[^"\n]*"', lambda key: either.sub(lambda m: other[m[0]], key[0]), body)
-    return head + mark + body + end + rest
+    shared = re.compile(rf'  (\S*{re.escape(a)}\S*),\s+(\S*{re.escape(b)}\S*) = ([^"]*?)\s+as "{{layer}}{{name}}"')
+    alone = shared.sub(_lines_alone, body)
+    made = re.sub(r'"[^"\n]*"', lambda key: either.sub(lambda m: other[m[0]], key[0]), alone)
+    assert made != alone
+    return head + mark + made + end + rest
+
+
+def _lines_alone(line: re.Match[str]) -> str:
+    """Lines of two tensors with explicit keys."""
+    names = [each.removesuffix("[l]") for each in line.groups()[:2]]
+    return "\n".join(f'  {name}[l] = {line[3]} as "{{layer}}{name}"' for name in names)
 
 
 def notes_of(folder: Path, text: str, place: Path) -> tuple[list[str], str]:

@@ -88,7 +88,7 @@ def written(name: str, folder: Path, place: Path, changes: list[str]) -> str:
     """The author's spec with changes in its layout, and its name."""
     _, file, layout = MODELS[name]
     text = spec_text(file) if file else import_hf(folder)
-    head, mark, body = text.partition(f"layout {layout}(")
+    head, mark, body = text.partition(f"layout {'openai' if name == 'gpt2' else layout}(")  # the base has the lines
     body, end, rest = body.partition("\nlayout ")
     body = re.sub(r"(?<=\S)\s+(?=as )", " ", re.sub(r"(?<=\S) +", " ", body))
     for before, after in zip(changes[::2], changes[1::2], strict=True):
