@@ -34,9 +34,9 @@ class TorchCheckpointingFormat(Format):
     kept_values = frozenset(("lr_scheduler", "module_extra", "optimizer_values"))
 
     def store(self) -> Framework:
-        from ucpl.formats.torch_checkpointing.writing import TorchCheckpointingItems
+        from ucpl.formats.torch_checkpointing.writing import STORE
 
-        return TorchCheckpointingItems()
+        return STORE
 
     def as_read(
         self, settings: Mapping[str, object], targets: list[StoredTensor], opened: Checkpoint

@@ -14,42 +14,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ucpl.errors import Label, fail
-from ucpl.extents import DTYPES, PickledCall, StoredTensor, Structure, TensorRef
+from ucpl.extents import DTYPES, PickledCall, TensorRef
 from ucpl.files.carrying import strides
-from ucpl.files.checkpoint import Checkpoint, Skeleton, SkeletonFile
-from ucpl.files.demands import Demands
+from ucpl.files.checkpoint import Skeleton, SkeletonFile
 from ucpl.files.pickles import dumps, unsafe_globals
-from ucpl.formats.dcp.store import DCP
-from ucpl.formats.leaving import with_empty_states
 from ucpl.formats.optimizer_hypers import completed
 from ucpl.formats.verl.dtensors import CLASSES, Shape, whole_of
-from ucpl.formats.verl.rank_files import RankWriter, StateDictFile, value_of
+from ucpl.formats.verl.rank_files import RankFolders, RankWriter, StateDictFile, value_of
 from ucpl.records import define
 
-__all__ = ["TorchCheckpointingItems"]
+__all__ = ["STORE"]
 
 _MODEL, _OPTIMIZER, _METADATA = "model", "optimizer", "metadata.pkl"
 _VERSION = "2.0"
-
-
-class TorchCheckpointingItems:
-    """The writer; `dcp` reads the files."""
-
-    name = "torch_checkpointing"
-    demands = Demands()
-
-    def recognises(self, path: Path) -> bool:
-        """Return False: DCP's store reads these files."""
-        return False
-
-    def open(self, path: Path) -> Checkpoint:
-        return DCP().open(path)
-
-    def skeleton(
-        self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None
-    ) -> Skeleton:
-        """The files of a target. Raises: UcplError E471."""
-        return _Writer(structure, targets, with_empty_states(source, structure)).skeleton()
 
 
 @define(eq=False)
@@ -142,3 +119,6 @@ class _Writer(RankWriter):
             "placements": [{"type": "Replicate"} if dim is None else {"type": "Shard", "dim": dim}],
         }
         return {"type": "DTensorShardingMetadata", "data": data}
+
+
+STORE = RankFolders("torch_checkpointing", _Writer)

@@ -33,9 +33,9 @@ class VerlFormat(Format):
     kept_values = frozenset(("lr_scheduler", "module_extra", "optimizer_values", "huggingface_files"))
 
     def store(self) -> Framework:
-        from ucpl.formats.verl.writing import VerlFolders
+        from ucpl.formats.verl.writing import STORE
 
-        return VerlFolders()
+        return STORE
 
     def as_read(
         self, settings: Mapping[str, object], targets: list[StoredTensor], opened: Checkpoint

@@ -6,22 +6,25 @@ For writers of formats with state dicts of each rank.
 from __future__ import annotations
 
 from collections import OrderedDict
+from pathlib import Path
 
 from attrs import evolve, field
 
 from ucpl.extents import PickledCall, StoredTensor, Structure, TensorRef, key_text
 from ucpl.files.carrying import Storages, by_place, mapped
-from ucpl.files.checkpoint import Archive, Checkpoint, SkeletonFile
+from ucpl.files.checkpoint import Archive, Checkpoint, Skeleton, SkeletonFile
+from ucpl.files.demands import Demands
 from ucpl.files.groups import has_groups_alone
 from ucpl.files.pickle_writer import dump_pickle
 from ucpl.files.pickles import set_attributes
-from ucpl.formats.leaving import EXTRA, empty_tensors
+from ucpl.formats.dcp.store import DCP
+from ucpl.formats.leaving import EXTRA, empty_tensors, with_empty_states
 from ucpl.formats.torch_optimizer import put_numbers
 from ucpl.formats.verl.dtensors import Mesh, Shape, dtensor, local_of
 from ucpl.records import define
 from ucpl.registry import degree_of
 
-__all__ = ["StateDictFile", "RankWriter", "value_of"]
+__all__ = ["RankFolders", "RankWriter", "StateDictFile", "value_of"]
 
 
 @define(eq=False)
@@ -75,6 +78,10 @@ class RankWriter:
 
     def name_of(self, what: str, rank: int) -> str:
         """The name of a rank's file."""
+        raise NotImplementedError
+
+    def skeleton(self) -> Skeleton:
+        """The files of a target. Raises: UcplError E471."""
         raise NotImplementedError
 
     def file(self, what: str, rank: int) -> StateDictFile:
@@ -155,6 +162,28 @@ class RankWriter:
                 states[name] = {state: self.empty(file, dtype, one.shape) for state, dtype in one.states.items()}
         put_numbers(self.source, file.storages, states)
         return states
+
+
+@define(eq=False)
+class RankFolders:
+    """A store that writes; `dcp` reads the files."""
+
+    name: str
+    writer: type[RankWriter]
+    demands: Demands = Demands()
+
+    def recognises(self, path: Path) -> bool:
+        """Return False: DCP's store reads these files."""
+        return False
+
+    def open(self, path: Path) -> Checkpoint:
+        return DCP().open(path)
+
+    def skeleton(
+        self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None
+    ) -> Skeleton:
+        """The files of a target. Raises: UcplError E471."""
+        return self.writer(structure, targets, with_empty_states(source, structure)).skeleton()
 
 
 def value_of(file: SkeletonFile) -> object:

@@ -14,52 +14,28 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 
 from attrs import evolve
 
 from ucpl.errors import Label, fail
-from ucpl.extents import Extent, Key, StoredTensor, Structure, key_text
+from ucpl.extents import Extent, Key, StoredTensor, key_text
 from ucpl.files.checkpoint import Checkpoint, Skeleton, SkeletonFile
-from ucpl.files.demands import Demands
 from ucpl.files.model_texts import carried_files
 from ucpl.files.pickles import unsafe_globals
 from ucpl.formats.dcp.per_rank import STATES
-from ucpl.formats.dcp.store import DCP
-from ucpl.formats.leaving import with_empty_states
 from ucpl.formats.optimizer_hypers import completed
 from ucpl.formats.torch_optimizer import state_dict_of
 from ucpl.formats.verl.dtensors import CLASSES
-from ucpl.formats.verl.rank_files import RankWriter, value_of
+from ucpl.formats.verl.rank_files import RankFolders, RankWriter, value_of
 from ucpl.records import define
 from ucpl.registry import degree_of
 
-__all__ = ["VerlFolders", "as_read"]
+__all__ = ["STORE", "as_read"]
 
 _SCHEDULE = "lr_scheduler"
 _LAMBDAS = "lr_lambdas"  # of torch's LambdaLR, the class of verl's schedules
 _OPTIM = "optim"  # the begin of an optimizer's file
 _FOLDER, _CONFIG = "huggingface", "fsdp_config.json"
-
-
-class VerlFolders:
-    """The writer; `dcp` reads the files."""
-
-    name = "verl"
-    demands = Demands()
-
-    def recognises(self, path: Path) -> bool:
-        """Return False: DCP's store reads these files."""
-        return False
-
-    def open(self, path: Path) -> Checkpoint:
-        return DCP().open(path)
-
-    def skeleton(
-        self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None
-    ) -> Skeleton:
-        """The files of a target. Raises: UcplError E471."""
-        return _Writer(structure, targets, with_empty_states(source, structure)).skeleton()
 
 
 @define(eq=False)
@@ -129,3 +105,6 @@ def as_read(
         if target.rank == 0 or (target.rank < fsdp and name not in once):
             wanted.append(evolve(target, key=name))
     return wanted, evolve(opened, extents=extents)
+
+
+STORE = RankFolders("verl", _Writer)
