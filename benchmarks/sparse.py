@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from ucpl.extents import DTYPES, Global, PickledCall, Size, StorageRef, TensorRef
 from ucpl.files.torch_files import layout_torch_file, read_torch_file
-from ucpl.runtime.crc import crc_of_zeros
+from ucpl.runtime.joined_crcs import crc_of_zeros
 
 __all__ = ["MAKERS", "Shapes", "deepseek_v3", "huggingface", "llama_405b", "tensors_like", "unlike"]
 

@@ -2,7 +2,7 @@
 
 ISA-L's is ten times as fast, if its package has a build.
 
-Both release the interpreter's lock. Not here: the CRC of joined pieces (`runtime/crc.py`).
+Both release the interpreter's lock. Not here: the CRC of joined pieces (`runtime/joined_crcs.py`).
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from ucpl.errors import UcplError
 from ucpl.extents import DTYPES, StorageRef, TensorRef, TorchDType
 from ucpl.files.pickles import set_attributes, unsafe_globals
 from ucpl.files.torch_files import TorchFile, layout_archive, layout_torch_file, read_torch_file
-from ucpl.runtime.crc import crc_of_zeros
+from ucpl.runtime.joined_crcs import crc_of_zeros
 
 # ShardedTensor and DTensor: torch makes them in a process group alone.
 IN_A_JOB = "dcp/fsdp1_*_w3/model_*", "verl/*/model_*", "verl/*/optim_*"

@@ -11,7 +11,7 @@ import pytest
 from tests.docs.blocks import cells, located
 from tests.laws.agreement import check
 from ucpl.errors import UcplError
-from ucpl.layout.indices import before, compact, places_of, runs_in
+from ucpl.layout.brackets import before, compact, places_of, runs_in
 from ucpl.placement import Placement
 
 KINDS = "  let kinds = [" + ", ".join(['"a"', '"b"', '"a"'] * 20) + "]\n"

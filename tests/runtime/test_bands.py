@@ -13,9 +13,9 @@ from ucpl.errors import UcplError
 from ucpl.extents import StoredTensor
 from ucpl.runtime import batches, buffers, compare, reading
 from ucpl.runtime.batches import cut_bands
-from ucpl.runtime.crc import crc_of_comb
 from ucpl.runtime.disk import Disk, use_disk
 from ucpl.runtime.failpoints import set_failpoints
+from ucpl.runtime.joined_crcs import crc_of_comb
 from ucpl.runtime.tiles import Unit, cut_tiles
 
 SMALL = 4096  # bytes of a tile: the least

@@ -25,8 +25,8 @@ from ucpl.errors import UcplError
 from ucpl.extents import StoredTensor
 from ucpl.runtime import source_checks
 from ucpl.runtime.buffers import MEMORY_MIN
-from ucpl.runtime.crc import crc_of_comb, overlay
 from ucpl.runtime.failpoints import set_failpoints
+from ucpl.runtime.joined_crcs import crc_of_comb, overlay
 from ucpl.tables import uncovered
 
 MEMORY = 2 * MEMORY_MIN

@@ -17,9 +17,9 @@ from ucpl.graph.missing_elements import line_to_write
 from ucpl.graph.rows import StoredBoxes
 from ucpl.graph.side import GraphSide
 from ucpl.layout import LogicalTensor
+from ucpl.layout.brackets import Indices
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.fills import PARAMETER
-from ucpl.layout.indices import Indices
 from ucpl.layout.name_remedies import for_dropped
 from ucpl.layout.scope import at
 from ucpl.placement import Placement, element_name

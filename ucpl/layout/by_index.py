@@ -18,7 +18,7 @@ from ucpl.language import nodes, print_expr
 from ucpl.language.walk import inside, rewritten, walk
 from ucpl.layout.arithmetic import meant_number
 from ucpl.layout.axes import tensor_of_label
-from ucpl.layout.indices import chosen
+from ucpl.layout.brackets import chosen
 from ucpl.layout.scope import Scope, at
 from ucpl.records import frozen
 

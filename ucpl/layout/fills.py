@@ -10,9 +10,9 @@ from typing import NoReturn
 from ucpl.errors import fail
 from ucpl.language import nodes, print_expr, worded
 from ucpl.language.printer import print_item
+from ucpl.layout.brackets import chosen, compact, runs_in
 from ucpl.layout.by_index import of_sizes, whole_dim
 from ucpl.layout.globs import literals, matches
-from ucpl.layout.indices import chosen, compact, runs_in
 from ucpl.layout.layout import Box, Filling, LogicalState, LogicalTensor
 from ucpl.layout.models import ModelGroups, unknown_tensor
 from ucpl.layout.name_remedies import nearest

@@ -20,7 +20,7 @@ from ucpl.language import nodes
 from ucpl.language.nodes import NOWHERE, Span
 from ucpl.layout.arithmetic import Value
 from ucpl.layout.axes import Axis
-from ucpl.layout.indices import Indices
+from ucpl.layout.brackets import Indices
 from ucpl.layout.scope import Config, Scope, at
 from ucpl.layout.templates import PLACE_WORDS, Template, closed, columns, evaluate
 from ucpl.records import frozen

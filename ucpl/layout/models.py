@@ -12,9 +12,9 @@ from ucpl.errors import UcplError, fail
 from ucpl.language import nodes, print_expr, print_item, worded
 from ucpl.language.walk import walk
 from ucpl.layout.arithmetic import NotWhole
+from ucpl.layout.brackets import Indices, chosen
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.globs import Globs, literals
-from ucpl.layout.indices import Indices, chosen
 from ucpl.layout.layout import LogicalState, LogicalTensor
 from ucpl.layout.name_remedies import for_name, nearest
 from ucpl.layout.remedies import CONFIG_KEYS, for_extent, for_open_dim, for_rest, for_tensor

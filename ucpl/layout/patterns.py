@@ -12,7 +12,7 @@ from ucpl.errors import fail
 from ucpl.language import nodes, print_axis
 from ucpl.language.walk import walk
 from ucpl.layout import axes as ax
-from ucpl.layout.indices import chosen, runs_in
+from ucpl.layout.brackets import chosen, runs_in
 from ucpl.layout.layout import Entry, LogicalTensor, Mesh
 from ucpl.layout.name_remedies import for_axis, for_name
 from ucpl.layout.remedies import UnknownAxis

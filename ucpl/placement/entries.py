@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.layout import Entry, Layout, LogicalTensor
 from ucpl.layout import axes as ax
-from ucpl.layout.indices import Indices, before, places_of
+from ucpl.layout.brackets import Indices, before, places_of
 from ucpl.layout.remedies import for_cut, for_dealt
 from ucpl.layout.scope import at
 from ucpl.placement.cells import (

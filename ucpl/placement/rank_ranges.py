@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from ucpl.layout import axes as ax
-from ucpl.layout.indices import Indices
+from ucpl.layout.brackets import Indices
 from ucpl.placement.entries import EntryPlacer
 from ucpl.placement.placement import Pieces, Placement
 from ucpl.placement.plain_locals import spans_of

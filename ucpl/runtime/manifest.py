@@ -20,8 +20,8 @@ from ucpl.digests import crc32
 from ucpl.extents import key_text
 from ucpl.planning.plan import Plan
 from ucpl.records import frozen
-from ucpl.runtime.crc import combine, combine_groups
 from ucpl.runtime.disk import read_regular
+from ucpl.runtime.joined_crcs import combine, combine_groups
 from ucpl.runtime.targets import TargetPlan
 from ucpl.runtime.tiles import Tiles
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ucpl.digests import crc32
 from ucpl.records import frozen
-from ucpl.runtime.crc import crc_of_comb
+from ucpl.runtime.joined_crcs import crc_of_comb
 from ucpl.runtime.sources import SourceFiles
 
 __all__ = ["Fragments", "Reader", "Window", "packed", "strided"]

@@ -22,7 +22,7 @@ from ucpl.planning.plan import Plan
 from ucpl.records import frozen
 from ucpl.runtime.buffers import U8, Budget, Workspace, share_of
 from ucpl.runtime.counters import Counters, Unverified
-from ucpl.runtime.crc import overlay
+from ucpl.runtime.joined_crcs import overlay
 from ucpl.runtime.padding import Blank, blanks_of
 from ucpl.runtime.reading import Fragments
 from ucpl.runtime.rows import Place, bind_rows, fit

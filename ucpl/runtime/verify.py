@@ -23,9 +23,9 @@ from ucpl.files.header_watch import reading
 from ucpl.files.zips import read_zip_directory
 from ucpl.records import define, frozen
 from ucpl.runtime.buffers import Budget, Workspace, share_of
-from ucpl.runtime.crc import combine
 from ucpl.runtime.disk import disk, read_upto
 from ucpl.runtime.integrity import INTEGRITY, Sums
+from ucpl.runtime.joined_crcs import combine
 from ucpl.runtime.manifest import MANIFEST, Manifest, StatedFile, read_manifest
 from ucpl.runtime.worker_pool import Queue, run_through
 from ucpl.storage import reading as remote

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ucpl.runtime.crc import combine, combine_groups, crc_of_zeros, shift
+from ucpl.runtime.joined_crcs import combine, combine_groups, crc_of_zeros, shift
 
 
 @given(st.lists(st.binary(max_size=300)))
