@@ -42,7 +42,7 @@ def run(options: Namespace, console: Console) -> int:
     meanings = {standing.value: said for standing, said in MEANINGS.items()}
     console.say(*(f"{word.ljust(_WIDTH)}{said}" for word, said in meanings.items()))
     if options.name is None:
-        console.say("", "`ucpl formats NAME` says all of one of them")
+        console.say("", "`ucpl formats NAME` shows one format with its layouts and cases")
     words = {standing.name.lower(): said for standing, said in MEANINGS.items()}
     more = {"parameters": calls} if calls else {}
     console.answer({"formats": [{**_object(one), **more} for one in chosen], "meanings": words})
