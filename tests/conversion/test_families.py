@@ -23,6 +23,7 @@ from ucpl.conversion.tracing import traced
 from ucpl.errors import Diagnostic, UcplError
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.language import nodes, print_file
+from ucpl.layout import entries
 from ucpl.placement import Placement
 from ucpl.planning import Plan
 from ucpl.planning.difference import difference
@@ -67,13 +68,47 @@ def planned(source: Path, target: str, count: int, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_target_has_the_same_bytes(source: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = {}
-    for count in (TOGETHER, ALONE):
+    made = []
+    for count, bundle in ((ALONE, ALONE), (TOGETHER, ALONE), (TOGETHER, 2)):
         monkeypatch.setattr(sides, "FAMILIES_FROM", count)
-        done = api.convert(FIXTURES / source, tmp_path / str(count), target)
-        made[count] = files(tmp_path / str(count))
+        monkeypatch.setattr(entries, "BUNDLE_FROM", bundle)
+        top = tmp_path / f"{count} {bundle}"
+        done = api.convert(FIXTURES / source, top, target)
+        made.append(files(top))
         assert done.plan.families if count == TOGETHER else not done.plan.families
-    assert made[TOGETHER] == made[ALONE] and made[ALONE]
+    assert made[0] == made[1] == made[2] and made[0]
+
+
+def odd(top: Path) -> Path:
+    """Tensors of one, two and three dims in turn, with different sizes."""
+    top.mkdir()
+    shapes = {f"part_{n}.w": [(5 + n,), (2 + n, 3), (3, n + 1, 2)][n % 3] for n in range(12)}
+    made = {name: torch.rand(shape) for name, shape in shapes.items()}
+    made |= {f"layers.{n}.b": torch.rand(4) for n in range(3)} | {"scale": torch.rand(())}
+    save_file(made, top / "model.safetensors", {"format": "pt"})
+    return top
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["dcp(fsdp = 4)", "safetensors_shards(fsdp = 3)", "torch_file()", "plain()", 'safetensors(shard = "300B")'],
+)
+def test_a_bundle_gives_the_same_bytes(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files have the order of the model."""
+    source = odd(tmp_path / "hf")
+    monkeypatch.setattr(sides, "FAMILIES_FROM", TOGETHER)
+    made: dict[int, dict[str, bytes]] = {}
+    nodes_of: dict[int, int] = {}
+    for count in (2, ALONE):
+        monkeypatch.setattr(entries, "BUNDLE_FROM", count)
+        done = api.convert(source, tmp_path / str(count), target)
+        made[count], nodes_of[count] = files(tmp_path / str(count)), len(done.plan.nodes)
+        save_plan(done.plan, tmp_path / f"{count}.plan")
+        read = load_plan(tmp_path / f"{count}.plan")
+        assert list(read.targets) == list(done.plan.targets) and list(read.sources) == list(done.plan.sources)
+        assert api.compare(source, tmp_path / str(count)) and api.verify(tmp_path / str(count))
+    assert made[2] == made[ALONE] and made[ALONE]
+    assert nodes_of[2] < nodes_of[ALONE] / 2
 
 
 @pytest.mark.parametrize("target", ["zero3(dp = 3)", "zero1(dp = 2)", "dcp(fsdp = 3)"])

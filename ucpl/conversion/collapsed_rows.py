@@ -64,10 +64,12 @@ def _rows(part: Part, rank: int | None) -> dict[_Same, _Row]:
     for start, block in zip(part.homes.starts.tolist(), part.homes.blocks, strict=False):
         inside = np.flatnonzero((part.folded.home >= start) & (part.folded.home < start + len(block)))
         place = (part.folded.home[inside] - start) // max(1, block.choices)
+        inside = inside[np.argsort(place, kind="stable")]
+        ends = np.cumsum(np.bincount(place, minlength=len(block.rank))).tolist()
         for c in range(len(block.rank)):
             if rank is not None and block.rank[c] != rank:
                 continue
-            _add(out, part, block, c, (inside[place == c], start + c * block.choices))
+            _add(out, part, block, c, (inside[ends[c - 1] if c else 0 : ends[c]], start + c * block.choices))
     return out
 
 

@@ -138,7 +138,7 @@ def with_model_names(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
     unknown, open_ = wanted - held, held - wanted
     called: dict[str, dict[str, None]] = {}  # a name in the files -> names of the model
     for shelf in recipe.source_shelves.shelves:
-        names = (shelf.label,) if shelf.block.named is None else shelf.block.named
+        names = shelf.block.owners or (shelf.label,)
         if shelf.state == "weight" and open_ and not unknown.isdisjoint(names):
             for tensor in shelf.each:
                 if tensor.label in unknown:

@@ -86,7 +86,7 @@ def resolved(one: Side) -> Iterator[str]:
         yield f"state      {state.name} : {state.dtype}{' scalar' if state.scalar else ''}{_typed(layout, state.name)}"
     for entry in layout.entries:
         key = f' as "{entry.storing.key.text}"' if entry.storing.key else ""
-        yield f"stores     {', '.join(entry.targets.values())} in {entry.storing.file}{key}"
+        yield f"stores     {entry.path if entry.bundle else ', '.join(entry.targets.values())} in {entry.storing.file}{key}"
     for taken in layout.taken:
         yield f"takes      {taken.glob}: {', '.join(taken.names) or 'no tensor'}"
     for line in layout.state_lines:

@@ -26,19 +26,27 @@ class Shelf:
     label: str
     dtypes: tuple[str, ...]
     shares: I64 | None = None  # of each tensor: the number of the one whose storage it is a second name of, or -1
-    begins: I64 | None = None  # of each choice: the place of its first tensor in the order of files, if that is another
+    # The place in the order of files, if that is another: of each choice's first tensor; of a bundle, of each coordinate's.
+    begins: I64 | None = None
 
     def __len__(self) -> int:
         return len(self.block)
 
     @property
+    def filed(self) -> I64 | None:
+        """The place of each tensor in the order of files."""
+        if self.begins is None or self.block.owned is not None:
+            return self.begins
+        return (np.arange(len(self.block.rank))[:, None] + self.begins).reshape(-1)
+
+    @property
     def each(self) -> Iterator[StoredTensor]:
         block, number = self.block, 0
-        for coordinate in range(len(block.rank)):
-            shape, rank = tuple(block.shape[coordinate].tolist()), int(block.rank[coordinate])
-            padding, kind = int(block.padding[coordinate]), block.padding_kind(coordinate)
-            for choice, (file, key) in enumerate(block.places(coordinate)):
-                label = self.label if block.named is None else block.named[choice]
+        columns = zip(block.shape.tolist(), block.rank.tolist(), block.padding.tolist(), strict=True)
+        for coordinate, ((sizes, rank, padding), places) in enumerate(zip(columns, block.each_places(), strict=True)):
+            shape, kind = tuple(sizes), block.padding_kind(coordinate)
+            for choice, (file, key) in enumerate(places):
+                label = block.owner(coordinate, choice, self.label)
                 shared = -1 if self.shares is None else int(self.shares[number])
                 dtype = self.dtypes[number if len(self.dtypes) > 1 else 0]
                 shares = None if shared < 0 else shared
@@ -55,7 +63,7 @@ class Shelf:
             self.dtypes[number if len(self.dtypes) > 1 else 0],
             tuple(self.block.shape[coordinate].tolist()),
             self.state,
-            self.label if self.block.named is None else self.block.named[choice],
+            self.block.owner(coordinate, choice, self.label),
             int(self.block.rank[coordinate]),
             None if shared < 0 else shared,
             int(self.block.padding[coordinate]),
@@ -104,11 +112,9 @@ class Shelves(Sequence[StoredTensor]):
 
         None if this is their own order.
         """
-        if not self.shelves or any(s.begins is None for s in self.shelves):
+        places = [place for s in self.shelves if (place := s.filed) is not None]
+        if not places or len(places) < len(self.shelves):
             return None
-        places = [
-            (np.arange(len(s.block.rank))[:, None] + s.begins).reshape(-1) for s in self.shelves if s.begins is not None
-        ]
         return np.argsort(np.concatenate(places), kind="stable")
 
     @classmethod

@@ -209,8 +209,9 @@ class GraphSide:
                 shares = None
             at = choice = 0
             for block in part.homes.blocks:
-                mine, begins = slice(at, at + len(block)), slice(choice, choice + block.choices)
-                at, choice = at + len(block), choice + block.choices
+                rows = block.choices if block.owned is None else len(block)
+                mine, begins = slice(at, at + len(block)), slice(choice, choice + rows)
+                at, choice = at + len(block), choice + rows
                 out.append(
                     Shelf(
                         block,

@@ -30,10 +30,11 @@ from ucpl.layout.storing import Ground, is_there, stated_clauses
 from ucpl.records import define, frozen
 
 __all__ = [
-    "Placing", "Wild", "WrittenEntries", "entries_of", "is_wild", "written_entries", "MEMBER", "Kin", "families_of",
-    "with_sizes",
+    "Placing", "StoredTogether", "Wild", "WrittenEntries", "alike_of", "entries_of", "is_wild", "written_entries",
+    "MEMBER", "Kin", "with_sizes",
 ]  # fmt: skip
 
+BUNDLE_FROM = 200  # tensors of different sizes; fewer keep nodes of their own, by name
 STORED_MAX = 1_000_000  # tensors that the entries of one layout name, all indices counted
 
 # The classes that speak of a tensor of a kind, the most special first.
@@ -52,11 +53,12 @@ class Wild:
     path: str  # the tensor's own
     alias: str | None = None
     is_family: bool = False  # then each stored tensor has a name of its own
+    bundle: tuple[str, ...] = ()  # so it has in a bundle
 
     @property
     def variables(self) -> dict[str, str]:
         """Variables that a template may use for the tensor."""
-        if self.is_family:
+        if self.is_family or self.bundle:
             return {}
         return {"name": self.path} | ({"alias": self.alias, "owner": self.path} if self.alias else {})
 
@@ -90,17 +92,20 @@ class WrittenEntries:
     found: dict[str, list[nodes.Entry]] = field(factory=dict)  # of tensors, or of kinds if there are no globs
 
     def wild(
-        self, tensors: dict[str, LogicalTensor], aliases: dict[str, str], families: Mapping[str, Family] | None = None
+        self, tensors: dict[str, LogicalTensor], aliases: dict[str, str], alike: StoredTogether | None = None
     ) -> Iterator[Wild]:
-        """One for each tensor without indices, or for its family.
+        """One for each tensor without indices, or for its family or bundle.
 
         It is the most literal glob, else the most special class.
         """
-        joint = {family.names[0]: family for family in (families or {}).values()}
-        members = {name for family in joint.values() for name in family.names}
+        joint = {family.names[0]: family for family in (alike.families if alike else {}).values()}
+        bundles = {names[0]: names for names in (alike.bundles if alike else ())}
+        members = {name for some in ((f.names for f in joint.values()), bundles.values()) for of in some for name in of}
         for path, tensor in tensors.items():
             if path in joint:
                 yield from (_of_family(i, joint[path].tensor) for i in self.of(path, tensor))
+            elif path in bundles:
+                yield from (Wild(i, path, bundle=bundles[path]) for i in self.of(path, tensor))
             elif path not in members and path not in self.explicit and not tensor.is_void:
                 yield from (Wild(i, path) for i in self.of(path, tensor) if i.shape is not None)
         for alias, owner in aliases.items():
@@ -236,15 +241,19 @@ def entries_of(
     groups: Iterable[tuple[str, ...]] | None = None,
     kin: Kin | None = None,
 ) -> Placing:
-    """Entries of all tensors, with families on request.
+    """Entries of all tensors, with families and bundles on request.
 
-    groups: the members of each parameter group, if tensors that are stored alike become one family. kin: see `families_of`.
+    groups: the members of each parameter group, if tensors that are stored alike become one family. kin: see `alike_of`.
     """
+    items = list(items)
     written = written_entries(items, ground.scope)
-    families: dict[str, Family] = {}
+    alike = StoredTogether({}, ())
     if groups is not None:
-        families = families_of(tensors, {*written.explicit, *aliases.values()}, groups, written.of, kin)
-        with_sizes(ground.scope, tensors, [*families.values()])
+        alike = alike_of(tensors, {*written.explicit, *aliases.values()}, groups, written.of, kin)
+        if any(isinstance(i, nodes.States) and isinstance(i.shape, tuple) for i in items):
+            alike = StoredTogether(alike.families, ())  # flat buffers have single members
+        with_sizes(ground.scope, tensors, alike)
+    families = alike.families
     placed = {**tensors, **{path: family.tensor for path, family in families.items()}}
     for item in written.items:
         check_no_flat((*item.indices, *(item.shape or ())), item.span)
@@ -259,13 +268,13 @@ def entries_of(
         elif not expanded:
             expanded = True
             first = len(out)
-            out += (_wild(w, ground, placed) for w in written.wild(tensors, aliases, families))
+            out += (_wild(w, ground, placed) for w in written.wild(tensors, aliases, alike))
             wild = range(first, len(out))
-    _reject_many(out, ground)
+    _reject_many(out, ground, tensors)
     return Placing(tuple(out), written.matches(), families, wild)
 
 
-def _reject_many(entries: list[Entry], ground: Ground) -> None:
+def _reject_many(entries: list[Entry], ground: Ground, tensors: Mapping[str, LogicalTensor]) -> None:
     """A limit that costs nothing: bracketed indices multiply.
 
     The named tensors are not enumerated to be counted.
@@ -278,8 +287,12 @@ def _reject_many(entries: list[Entry], ground: Ground) -> None:
     for entry in entries:
         leaves = {leaf for name in ax.dims_of(*entry.indices) for leaf in ax.leaves_of(name, ground.indices)}
         count = prod(max(1, ground.scope.size(leaf, entry.span)) for leaf in leaves if ground.scope.knows(leaf))
+        count *= max(1, len(entry.bundle))
         total += count
-        elements += count * prod(ax.longest(axis, size_of) for axis in entry.shape)
+        if entry.bundle:
+            elements += sum([prod(tensors[path].counts) for path in entry.bundle])
+        else:
+            elements += count * prod(ax.longest(axis, size_of) for axis in entry.shape)
         if elements > NUMBER_LIMIT:
             fail("E106", f"`{entry.path}`, padded as it is, makes {elements} elements of all entries", at(entry.span))
         if total > STORED_MAX:
@@ -391,7 +404,9 @@ def _filled(wild: Wild, ground: Ground, tensors: dict[str, LogicalTensor]) -> En
     storing = scaled(storing, item, (tensor.path,), tensors)
     closed = axes_closed(shape, ground.scope, item.span)
     indices = axes_closed(item.indices, ground.scope, item.span) if wild.is_family else ()
-    entry = Entry(tensor.path, indices, closed, {None: tensor.path}, storing, wild.alias, wild.variables, item.span)
+    path = f"{tensor.path} and {len(wild.bundle) - 1:,} more" if wild.bundle else tensor.path
+    targets: dict[str | None, str] = {None: tensor.path}
+    entry = Entry(path, indices, closed, targets, storing, wild.alias, wild.variables, item.span, wild.bundle)
     check_live(entry, tensors)
     return entry
 
@@ -501,16 +516,28 @@ Lines = Callable[[str, LogicalTensor], Sequence[nodes.Entry]]
 Kin = Mapping[str, str]  # tensor -> its family in another checkpoint
 
 
-def families_of(
+@frozen(eq=False)
+class StoredTogether:
+    """Tensors that entries store together.
+
+    bundles: the names of tensors of different sizes, in the model's order.
+    """
+
+    families: dict[str, Family]
+    bundles: tuple[tuple[str, ...], ...]
+
+
+def alike_of(
     tensors: Mapping[str, LogicalTensor],
     apart: Iterable[str],
     groups: Iterable[tuple[str, ...]],
     lines: Lines,
     kin: Kin | None = None,
-) -> dict[str, Family]:
-    """Families of tensors that model and layout treat alike.
+) -> StoredTogether:
+    """Families and bundles of tensors that model and layout treat alike.
 
     Their dims have no names. Names that differ in numbers alone are one family. Other names with the same sizes are one, too.
+    Of the rest, tensors with as many dims are a bundle.
 
     apart: tensors that something speaks of by name. groups: the members of each parameter group. lines: the entries of a
     tensor. kin: its family in another checkpoint, for a comparison; families and members are then in the order of their
@@ -519,6 +546,7 @@ def families_of(
     alone = {*apart}
     group_of = {path: n for n, members in enumerate(groups) for path in members}
     found: dict[tuple[str, object], list[str]] = {}
+    kind_of: dict[str, object] = {}
     entries: dict[int, tuple[int, ...]] = {}  # of each list of entries: none if one of them stores nothing
     for path in tensors if kin is None else sorted(tensors, key=_by_numbers):
         tensor = tensors[path]
@@ -528,7 +556,9 @@ def families_of(
         if id(said) not in entries:
             entries[id(said)] = tuple(map(id, said)) if all(item.shape is not None for item in said) else ()
         if stored := entries[id(said)]:
-            own = tensor.counts, tensor.dtype, tensor.kind, tensor.state_dtypes, group_of.get(path), stored
+            kind = tensor.dtype, tensor.kind, tensor.state_dtypes, group_of.get(path), stored
+            own = tensor.counts, kind
+            kind_of[path] = len(tensor.counts), kind
             alike = own if not kin else (own, kin.get(path))
             found.setdefault((_NUMBER.sub("*", path), alike), []).append(path)
     by_size: dict[object, tuple[list[str], str | None]] = {}  # in the model's order, with the form of them all
@@ -545,12 +575,33 @@ def families_of(
             while path in tensors or path in out:
                 path, number = f"{name} ({number})", number + 1
             out[path] = _family(path, paths, tensors[paths[0]])
-    return out
+    rest: dict[object, list[str]] = {}
+    for paths, _ in by_size.values():
+        if len(paths) == 1 and all(map(_has_any_size, lines(paths[0], tensors[paths[0]]))):
+            rest.setdefault(kind_of[paths[0]], []).append(paths[0])
+    return StoredTogether(out, tuple(tuple(paths) for paths in rest.values() if len(paths) >= BUNDLE_FROM))
 
 
 def _by_numbers(path: str) -> list[tuple[int, str]]:
     """The path with its numbers as numbers."""
     return [(int(one), "") if one.isdecimal() else (-1, one) for one in _PARTS.findall(path)]
+
+
+def _has_any_size(item: nodes.Entry) -> bool:
+    """True if the pattern fits tensors of any size.
+
+    Each axis is a dim, uncut or in chunks.
+    """
+
+    def is_plain(axis: nodes.Axis) -> bool:
+        match axis:
+            case nodes.Any_(range=None) | nodes.Rest():
+                return True
+            case nodes.Cut(axis=nodes.Any_(range=None), splits=(nodes.Split(kind="chunk"),)):
+                return True
+        return False
+
+    return all(map(is_plain, item.shape or ()))
 
 
 def _is_plain(tensor: LogicalTensor) -> bool:
@@ -576,14 +627,16 @@ def _family(path: str, paths: list[str], first: LogicalTensor) -> Family:
     return Family(tensor, tuple(paths))
 
 
-def with_sizes(scope: Scope, tensors: Mapping[str, LogicalTensor], families: Sequence[Family]) -> None:
+def with_sizes(scope: Scope, tensors: Mapping[str, LogicalTensor], alike: StoredTogether) -> None:
     """Sizes of dims without names, for the scope.
 
-    They are of families, and of tensors in none.
+    They are of families, of the first tensor of a bundle, and of tensors in none.
     """
-    members = {name for family in families for name in family.names}
+    members = {name for family in alike.families.values() for name in family.names}
+    members.update(name for names in alike.bundles for name in names[1:])
+    families = (family.tensor for family in alike.families.values())
     given = scope.given
-    for tensor in (*(t for path, t in tensors.items() if path not in members), *(f.tensor for f in families)):
+    for tensor in (*(t for path, t in tensors.items() if path not in members), *families):
         for dim, count in zip(tensor.dims, tensor.counts, strict=True):
             if dim.startswith(f"{tensor.path}#"):
                 given.setdefault(dim, count)

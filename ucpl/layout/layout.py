@@ -180,7 +180,10 @@ class Storing:
 
 @frozen
 class Entry:
-    """Storage of one tensor (or several fused ones: `targets` by label)."""
+    """Storage of one tensor (or several fused ones: `targets` by label).
+
+    The entry of a bundle is that of its first tensor. The others have the same pattern over their own dims.
+    """
 
     path: str
     indices: tuple[Axis, ...]
@@ -190,6 +193,12 @@ class Entry:
     alias: str | None = None  # the alias's name, when this stores a second name of a tied tensor
     variables: dict[str, str] = field(factory=dict)  # template variables: name, alias
     span: Span = field(default=NOWHERE, eq=False, repr=False)
+    bundle: tuple[str, ...] = ()  # tensors of different sizes that it stores, each in tensors of its own
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Every tensor that it stores."""
+        return self.bundle or tuple(self.targets.values())
 
 
 @frozen

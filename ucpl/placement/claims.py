@@ -21,7 +21,7 @@ from ucpl.layout.scope import at
 from ucpl.placement.homes import Homes
 from ucpl.records import define, frozen
 from ucpl.tables import I64, distinct
-from ucpl.tables.blocks import CHOICE, COORDINATE, Block, Slot, name_texts
+from ucpl.tables.blocks import CHOICE, COORDINATE, Block, Listed, Slot, name_texts
 
 __all__ = ["BufferMark", "Claimant", "Claims", "EntryMark", "Mark", "Place", "Spot", "taken"]
 
@@ -164,9 +164,11 @@ class _Named:
     @classmethod
     def of(cls, holder: Claimant, components: tuple[str, ...]) -> _Named | None:
         """None: the places have another form."""
+        block = holder.homes.blocks[0]
+        if block.owned is not None:
+            return cls._of_bundle(holder, components, block.owned)
         if any(block.named is None for block in holder.homes.blocks):
             return None
-        block = holder.homes.blocks[0]
         steps = [n for n, name in enumerate((block.file, *block.key)) if any(_is_choice(part) for part in name)]
         if len(steps) != 1:
             return None
@@ -177,6 +179,17 @@ class _Named:
                 return None
             texts.update(name_texts(name, (0,) * block.choices, range(block.choices)))
         return cls(holder, components, step, frozenset(texts))
+
+    @classmethod
+    def _of_bundle(cls, holder: Claimant, components: tuple[str, ...], owned: Listed) -> _Named | None:
+        """Its tensors are coordinates of one block."""
+        (block,) = holder.homes.blocks
+        names = (block.file, *block.key)
+        steps = [n for n, name in enumerate(names) if any(_is_owned(part, owned) for part in name)]
+        if len(steps) != 1 or sum(isinstance(part, Slot) for part in names[steps[0]]) != 1:
+            return None
+        before, _, after = "".join(p if isinstance(p, str) else _HOLE for p in names[steps[0]]).partition(_HOLE)
+        return cls(holder, components, steps[0], frozenset([before + name + after for name in owned.texts]))
 
     def meets(self, other: _Named) -> bool:
         """True if two families may have a place in common."""
@@ -201,6 +214,10 @@ def _is_choice(part: str | Slot) -> bool:
     return isinstance(part, Slot) and part.axis == CHOICE
 
 
+def _is_owned(part: str | Slot, owned: Listed) -> bool:
+    return isinstance(part, Slot) and part.values is owned
+
+
 def _may_meet(a: Tokens, b: Tokens) -> bool:
     """True if two names of one form can be equal.
 
@@ -210,16 +227,20 @@ def _may_meet(a: Tokens, b: Tokens) -> bool:
 
 
 def _is_wild(slot: Slot) -> bool:
-    return isinstance(slot.values, tuple) and not all(v.isdigit() for v in slot.values)
+    texts = slot.values.texts if isinstance(slot.values, Listed) else slot.values
+    return isinstance(texts, tuple) and not all(v.isdigit() for v in texts)
 
 
 def _codes(block: Block, axis: int) -> list[tuple[str, ...]] | I64:
     """Values of an axis' slots: a row per coordinate or choice."""
     slots = [s for s in block.slots if s.axis == axis]
     count = block.choices if axis == CHOICE else len(block.rank)
-    if any(isinstance(s.values, tuple) for s in slots):
+    if block.owned is not None and axis == COORDINATE:  # names of a model differ: so do their numbers
+        owned = block.owned.at
+        slots = [Slot(s.axis, owned) if s.values is block.owned else s for s in slots]
+    if any(isinstance(s.values, tuple | Listed) for s in slots):
         return [*zip(*(s.texts(range(count)) for s in slots), strict=True)]
-    columns = [s.values for s in slots if not isinstance(s.values, tuple)]
+    columns = [s.values for s in slots if not isinstance(s.values, tuple | Listed)]
     return np.stack(columns, axis=1) if columns else np.zeros((count, 0), dtype=np.int64)
 
 

@@ -147,7 +147,7 @@ class EntryPlacer:
         In the pattern, the dims' places replace their names.
         """
         paths = list(self.entry.targets.items())
-        if self.entry.indices or len(paths) != 1 or paths[0][0] is not None:
+        if self.entry.bundle or self.entry.indices or len(paths) != 1 or paths[0][0] is not None:
             return id(self)
         tensor, sizes = self.layout.placed[paths[0][1]], self.layout.sizes
         places = {dim: str(i) for i, dim in enumerate(tensor.dims)}
@@ -182,12 +182,20 @@ class EntryPlacer:
 
     @property
     def names(self) -> Texts:
-        """Tensors of the entry: its own, or those of a family."""
-        return self.layout.members(self.entry.path)
+        """Tensors of the entry.
+
+        They are its own, or those of a family or bundle.
+        """
+        return self.entry.bundle or self.layout.members(self.entry.path)
 
     @property
     def is_family(self) -> bool:
         return self.entry.path in self.layout.families
+
+    @property
+    def has_names(self) -> bool:
+        """True for a family or bundle, with a name per tensor."""
+        return bool(self.entry.bundle) or self.is_family
 
     @property
     def _indexed(self) -> Hashable:
@@ -195,12 +203,16 @@ class EntryPlacer:
 
         Entries that share it share their choices.
         """
+        if self.entry.bundle:
+            return id(self)
         if not self.entry.indices:
             return ()
         tensors = (self.layout.placed[path] for path in self.entry.targets.values())
         return self.entry.indices, tuple(dict.fromkeys((t.dims, t.indices) for t in tensors))
 
     def _choices(self, here: dict[str, int]) -> Choices:
+        if self.entry.bundle:
+            return Choices(len(self.names), {}, {"name": self.names})
         if self.is_family:
             (axis,) = self.entry.indices
             assert isinstance(axis, ax.Dim)

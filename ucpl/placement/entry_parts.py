@@ -16,6 +16,7 @@ from ucpl.layout.reduced_states import reduced_entry
 from ucpl.layout.scope import at
 from ucpl.layout.templates import Template, nested
 from ucpl.placement import flats as fl
+from ucpl.placement.bundles import BundleRows, rows_of
 from ucpl.placement.cells import is_by_begin
 from ucpl.placement.claims import Claimant, EntryMark, Spot, taken
 from ucpl.placement.entries import Choices, EntryPlacer, LocalBoxes
@@ -24,7 +25,7 @@ from ucpl.placement.names import MixedError, Variables
 from ucpl.placement.placement import Part, Pieces
 from ucpl.placement.site import Site
 from ucpl.records import define, frozen
-from ucpl.tables import I64, Block, Bools, within
+from ucpl.tables import I64, Block, Bools, Listed, within
 from ucpl.tables.blocks import COORDINATE, Name, Slot
 
 __all__ = ["ChoiceRun", "EntryParts", "runs_of"]
@@ -99,6 +100,16 @@ class Boxed:
         return Boxed(pieces, live)
 
 
+@frozen(eq=False)
+class BundlePlaces:
+    """Rows of a bundle, the numbers of its tensors, and the coordinates."""
+
+    rows: BundleRows
+    number: I64
+    here: dict[str, I64]
+    rank: I64
+
+
 @define
 class EntryParts:
     site: Site
@@ -107,10 +118,12 @@ class EntryParts:
     pieces_of: dict[object, Boxed] = field(factory=dict)  # states of one line share them
     reduced_of: dict[object, EntryPlacer | None] = field(factory=dict)  # of states without some dims
     chunks_of: dict[Spread, Spread] = field(factory=dict)
+    bundles_of: dict[object, BundlePlaces] = field(factory=dict)
 
     def weight(self, placer: EntryPlacer, rule: FileRule, key: Template) -> Part:
         """Part of an entry for the tensor itself."""
-        return self.part(placer, rule, key, "weight", None, {})
+        make = self.bundle if placer.entry.bundle else self.part
+        return make(placer, rule, key, "weight", None, {})
 
     def like(self, line: States, rule: FileRule) -> list[Part]:
         """A `like` line: each state cut as the tensor's own entry is."""
@@ -134,7 +147,8 @@ class EntryParts:
                     key = nested(key, placer.entry.storing.key)
                 for state in names:
                     own = self.reduced(placer, state, line)
-                    out += [self.part(own, rule, key, state, line, counts)] if own is not None else []
+                    make = self.bundle if placer.entry.bundle else self.part
+                    out += [make(own, rule, key, state, line, counts)] if own is not None else []
         return out
 
     def reduced(self, placer: EntryPlacer, state: str, line: States) -> EntryPlacer | None:
@@ -234,6 +248,114 @@ class EntryParts:
             copied=placer.copied,
             axes=tuple(dict.fromkeys((*used, *(a for a, _ in where)))),
         )
+
+    def bundle(
+        self, placer: EntryPlacer, rule: FileRule, key: Template, state: str, like: States | None, counts: Counts
+    ) -> Part:
+        """`part` of a bundle: tensors of different sizes as columns."""
+        entry, site, storing = placer.entry, self.site, placer.entry.storing if like is None else like.storing
+        used = site.mesh_names(site.names_of(rule, key) | set(placer.axes) | {a for a, _ in entry.storing.at})
+        where = (*entry.storing.at, *(storing.at if like is not None else ()))
+        replica = tuple(a for a in used if a not in placer.axes and site.ranks.degrees[a] > 1)
+        said = entry.storing if like is None or entry.storing.speaks_of_copies else storing
+        places = self.bundled(placer, used, where, is_by_begin(rule, site.layout))
+        rows, axes = places.rows, tuple(dict.fromkeys((*used, *(a for a, _ in where))))
+        by_begin = is_by_begin(rule, site.layout)
+
+        def homes_of(rows: BundleRows) -> Homes:
+            at_row = {a: column[rows.coordinate] for a, column in places.here.items()}
+            constants: dict[str, str | int] = {**entry.variables, "state": state}
+            ranks, owned = places.rank[rows.coordinate], rows.owned
+            columns: dict[str, I64 | tuple[str, ...] | Listed] = {**at_row, "rank": ranks, "name": owned}
+            for name, value in counts.items():
+                if isinstance(value, int):
+                    constants[name] = value
+                else:
+                    columns[name] = value[rows.tensor]
+            count = len(ranks)
+            file, steps, counted = site.namer.in_file(rule, key, Variables(constants, columns, {}, count, 1))
+            if by_begin:
+                steps += tuple((Slot(COORDINATE, np.ascontiguousarray(column)),) for column in rows.begins.T)
+                counted += (True,) * rows.begins.shape[1]
+            copies = np.array([at_row[a] for a in replica], dtype=np.int64).reshape(len(replica), count).T
+            zero, none = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.bool_)
+            held = (zero, none, none, copies)
+            return Homes((Block(file, steps, counted, 1, rows.shape, ranks, *held, owned=owned),) if count else ())
+
+        homes = homes_of(rows)
+        if len(homes) > HOME_LIMIT:
+            fail("E214", f"`{entry.path}` is stored in more than {HOME_LIMIT} tensors", at(entry.span))
+
+        def mark(spot: Spot) -> object:
+            at_spot = int(places.rows.coordinate[spot[1]])
+            coordinates = tuple((a, int(places.here[a][at_spot])) for a in placer.shape_axes)
+            return EntryMark(state, ((None, places.rows.owned[spot[1]]),), entry.shape, coordinates, ())
+
+        span = entry.span if like is None or not like.span.line else like.span
+        kept = site.claims.claim(Claimant(homes, mark, taken(span, entry), span))
+        if kept is not None:
+            rows = rows.take(np.array([c for _, c, _ in kept], dtype=np.int64))
+            homes = homes_of(rows)
+        alike = (id(places), said.policy, said.policy_axes, said.loose, said.at)
+        pieces = self.pieces_of.get(alike) if kept is None else None
+        if pieces is None:
+            pieces = Boxed(self.bundle_pieces(placer, rows, places, said), None)
+        if kept is None:
+            self.pieces_of[alike] = pieces
+        own, all_of = entry.storing.value, storing.value if like is not None else (1.0, 0.0)
+        value = own if state in site.valued and own != (1.0, 0.0) else all_of
+        return Part(
+            state,
+            entry.path,
+            rule.form or "",
+            storing.dtype,
+            storing.lossy,
+            value,
+            homes,
+            pieces.pieces,
+            False,
+            entry.span,
+            entry.storing.scaled and state == "weight",
+            storing.exact,
+            axes=axes,
+        )
+
+    def bundle_pieces(self, placer: EntryPlacer, rows: BundleRows, places: BundlePlaces, storing: Storing) -> Pieces:
+        """A box for each row with elements."""
+        site, cut, full = self.site, frozenset(placer.axes), rows.has_elements
+        ranks = places.rank.tolist() if storing.loose else places.rank[:1].tolist()
+        policies = np.array([site.policy_at(storing, cut, rank) for rank in ranks], dtype=np.int64)
+        zero = np.zeros(len(full), dtype=np.int64)
+        return Pieces(
+            places.number[rows.tensor[full]],
+            full,
+            rows.low[full],
+            rows.high[full],
+            rows.stride[full],
+            np.zeros_like(rows.low[full]),
+            zero,
+            policies[rows.coordinate[full]] if storing.loose else zero + policies[:1].sum(),
+            zero + site.over(storing),
+        )
+
+    def bundled(
+        self, placer: EntryPlacer, used: tuple[str, ...], where: tuple[tuple[str, int], ...], by_begin: bool
+    ) -> BundlePlaces:
+        """All rows of a bundle's tensors, which states of one line share."""
+        memo = (placer.kin, used, where, by_begin)
+        if memo not in self.bundles_of:
+            site = self.site
+            found = site.combinations(used, where) if site.wanted is None else site.ranks.combinations(used, where)
+            here = {a: np.array([h[a] for h, _ in found], dtype=np.int64) for a in used}
+            rank = np.array([r for _, r in found], dtype=np.int64)
+            if not here:
+                here = {"rank": rank}
+            rows = rows_of(site.layout, placer.names, placer.entry.shape, site.ranks.degrees, here, site.k)
+            if by_begin:
+                rows = rows.take(rows.has_elements)
+            number = np.array([site.number[name] for name in placer.names], dtype=np.int64)
+            self.bundles_of[memo] = BundlePlaces(rows, number, here, rank)
+        return self.bundles_of[memo]
 
     def spreads(self, placer: EntryPlacer, used: tuple[str, ...], where: tuple[tuple[str, int], ...]) -> list[Spread]:
         """All coordinates at which the entry stores something, by their choices."""
@@ -370,7 +492,7 @@ def _counted(
     Tensors at one place count. `positions`: how many there are so far, by place.
     """
     rows = [(n, 0) for n in range(len(placers))]
-    if any(p.is_family for p in placers):
+    if any(p.has_names for p in placers):
         each = [(order[name], n, c) for n, p in enumerate(placers) for c, name in enumerate(p.names)]
         rows = [(n, c) for _, n, c in sorted(each)]
     members: dict[object, int] = {}
@@ -382,7 +504,7 @@ def _counted(
         members[at_], positions[at_] = member + 1, position + 1
         found[n][0][choice], found[n][1][choice] = member, position
     return [
-        (member, position) if placer.is_family else (int(member[0]), int(position[0]))
+        (member, position) if placer.has_names else (int(member[0]), int(position[0]))
         for placer, (member, position) in zip(placers, found, strict=True)
     ]
 

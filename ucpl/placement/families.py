@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 from attrs import evolve, field
@@ -84,23 +84,25 @@ Key = tuple[
 
 @define
 class FamilyOrder:
-    """The order of stored tensors without families.
+    """The order of stored tensors without families and bundles.
 
     It is line by line, tensor by tensor. Files are written in this order: a target has the same bytes with families and
     without.
     """
 
     layout: Layout
+    is_needed: bool = field(init=False)
     rows: list[list[tuple[Key, int]]] = field(factory=list)  # of each part: key and stored tensors, by block and choice
     lines: int = 0
     names: dict[str, int] = field(init=False)  # of tensors and second names: their places in the model
 
     def __attrs_post_init__(self) -> None:
+        self.is_needed = bool(self.layout.families) or any(entry.bundle for entry in self.layout.entries)
         self.names = {name: n for n, name in enumerate((*self.layout.tensors, *self.layout.aliases))}
 
     def weight(self, part: Part, entry: int) -> None:
         """A part of the entry with this number."""
-        if not self.layout.families:
+        if not self.is_needed:
             return
         wild = self.layout.wild
         line = 0 if entry < wild.start else 1 if entry in wild else 2
@@ -109,7 +111,7 @@ class FamilyOrder:
 
     def states(self, parts: Sequence[Part], line: States) -> None:
         """The parts of a state line, group by group, tensor by tensor."""
-        if not self.layout.families:
+        if not self.is_needed:
             return
         self.lines += 1
         number = 2 + self.lines
@@ -126,13 +128,11 @@ class FamilyOrder:
         return known.members if known is not None and known.members is not None else tuple(self.layout.tensors)
 
     def add(self, part: Part, key: Callable[[str], Key]) -> None:
-        self.rows.append(
-            [(key(name), len(block.rank)) for block in part.homes.blocks for name in _members(part, block)]
-        )
+        self.rows.append([(key(name), count) for block in part.homes.blocks for name, count in _members(part, block)])
 
     def ordered(self, parts: list[Part]) -> list[Part]:
         """Parts that know the order, where there are families."""
-        if not self.layout.families:
+        if not self.is_needed:
             return parts
         keys = np.array([key for rows in self.rows for key, _ in rows], dtype=np.int64).reshape(-1, 3)
         counts = np.array([count for rows in self.rows for _, count in rows], dtype=np.int64)
@@ -140,9 +140,32 @@ class FamilyOrder:
         begins = np.empty_like(counts)
         begins[order] = np.cumsum(counts[order]) - counts[order]
         ends = np.cumsum([0, *map(len, self.rows)]).tolist()
-        return [evolve(part, begins=begins[a:b]) for part, a, b in zip(parts, ends, ends[1:], strict=False)]
+        runs = zip(parts, ends, ends[1:], strict=False)
+        return [evolve(part, begins=_by_coordinate(part, begins[a:b])) for part, a, b in runs]
 
 
-def _members(part: Part, block: Block) -> Sequence[str]:
-    """The tensor of each choice, or the label of a flat buffer."""
-    return block.named if block.named is not None else (part.label,) * block.choices
+def _members(part: Part, block: Block) -> Iterable[tuple[str, int]]:
+    """Tensors of a block, each with the count of its stored ones.
+
+    A flat buffer has its label.
+    """
+    if block.owned is not None:
+        counts = np.bincount(block.owned.at, minlength=len(block.owned.texts)).tolist()
+        return zip(block.owned.texts, counts, strict=True)
+    names = block.named if block.named is not None else (part.label,) * block.choices
+    return ((name, len(block.rank)) for name in names)
+
+
+def _by_coordinate(part: Part, begins: I64) -> I64:
+    """Places in the order of files.
+
+    They are of each stored tensor of a bundle, else of the first one of each choice.
+    """
+    owned = part.homes.blocks[0].owned if part.homes.blocks else None
+    return begins if owned is None else begins[owned.at] + _nth(owned.at)
+
+
+def _nth(tensor: I64) -> I64:
+    """Number of each row among the rows of its tensor."""
+    first = np.flatnonzero(np.diff(tensor, prepend=-1))
+    return np.arange(len(tensor)) - np.repeat(first, np.diff(first, append=len(tensor)))

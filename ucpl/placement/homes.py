@@ -76,8 +76,8 @@ class Homes:
 
     @cached_property
     def each(self) -> tuple[Home, ...]:
-        coordinates = ((b, c) for b in self.blocks for c in range(len(b.rank)))
-        return tuple(home for b, c in coordinates for home in _homes_at(b, c, b.places(c)))
+        places = ((b, c, found) for b in self.blocks for c, found in enumerate(b.each_places()))
+        return tuple(home for b, c, found in places for home in _homes_at(b, c, found))
 
     def places(self) -> Iterator[tuple[tuple[int, ...], list[tuple[str, tuple[str, ...]]]]]:
         """Shape and places of tensors, by block and coordinate.
@@ -85,8 +85,8 @@ class Homes:
         A place is the file and the texts of the key. No single tensors are made.
         """
         for block in self.blocks:
-            for coordinate, shape in enumerate(block.shape.tolist()):
-                yield tuple(shape), block.texts(coordinate)
+            for shape, found in zip(block.shape.tolist(), block.each_texts(), strict=True):
+                yield tuple(shape), found
 
     def find(self, home: int) -> tuple[Block, int, int]:
         """Block, coordinate and choice of a tensor."""

@@ -13,7 +13,7 @@ from ucpl.layout import FileRule
 from ucpl.layout.templates import Hole, Template, key_steps, render
 from ucpl.records import define, frozen
 from ucpl.tables import I64
-from ucpl.tables.blocks import CHOICE, COORDINATE, Name, Slot
+from ucpl.tables.blocks import CHOICE, COORDINATE, Listed, Name, Slot
 
 __all__ = ["MixedError", "Namer", "Variables"]
 
@@ -35,7 +35,7 @@ class Variables:
     """
 
     constants: Mapping[str, int | str]
-    coordinates: Mapping[str, I64 | Texts]
+    coordinates: Mapping[str, I64 | Texts | Listed]
     choices: Mapping[str, I64 | Texts]
     coordinate_count: int
     choice_count: int
@@ -53,7 +53,7 @@ class Variables:
         Those that change with the other are left out.
         """
         out: dict[str, int | str] = {}
-        column: I64 | Texts
+        column: I64 | Texts | Listed
         for name, column in (self.choices if axis == CHOICE else self.coordinates).items():
             value = column[i]
             out[name] = value if isinstance(value, str) else int(value)

@@ -26,7 +26,7 @@ from ucpl.extents import (
     Structure,
 )
 from ucpl.planning.parsed import NUMBER_MAX, Json, items, plain, table, text, texts, whole, wholes
-from ucpl.tables import I64, Block, Name, Slot
+from ucpl.tables import I64, Block, Listed, Name, Slot
 
 __all__ = ["families_from", "families_json", "shelves_from", "shelves_json", "structure_from", "structure_json"]
 
@@ -48,12 +48,16 @@ def shelves_json(shelves: Shelves) -> Json:
         return columns[known]
 
     def name(parts: Name) -> Json:
-        return [
-            p
-            if isinstance(p, str)
-            else [p.axis, list(p.values) if isinstance(p.values, tuple) else column(p.values), p.format]
-            for p in parts
-        ]
+        return [p if isinstance(p, str) else [p.axis, *values(p)] for p in parts]
+
+    def values(slot: Slot) -> list[Json]:
+        match slot.values:
+            case tuple() as texts:
+                return [list(texts), slot.format]
+            case Listed() as listed:
+                return [list(listed.texts), slot.format, column(listed.at)]
+            case numbers:
+                return [column(numbers), slot.format]
 
     rows = []
     for shelf in shelves.shelves:
@@ -73,6 +77,7 @@ def shelves_json(shelves: Shelves) -> Json:
                 "flags": column(flags.reshape(-1)) if flags.any() else None,
                 "shares": None if shelf.shares is None else column(shelf.shares),
                 **({} if b.named is None else {"named": _named_by(b)}),
+                **({} if b.owned is None else {"owned": _owned_by(b, column)}),
                 **({} if shelf.begins is None else {"begins": column(shelf.begins)}),
             }
         )
@@ -83,6 +88,14 @@ def _named_by(block: Block) -> Json:
     """The slot that has a family's names, by number, or these names."""
     found = (n for n, s in enumerate(block.slots) if isinstance(s.values, tuple) and s.values == block.named)
     return next(found, block.named)
+
+
+def _owned_by(block: Block, column: Callable[[I64], int]) -> Json:
+    """The slot that has a bundle's names, by number, or these names."""
+    owned = block.owned
+    assert owned is not None
+    found = next((n for n, s in enumerate(block.slots) if s.values is owned), None)
+    return [list(owned.texts), column(owned.at)] if found is None else found
 
 
 def shelves_from(raw: Json) -> Shelves:
@@ -140,7 +153,25 @@ def _block(row: Json, column: Callable[[Json], I64]) -> Block:
         flags.reshape(count, 2)[:, 1].astype(np.bool_),
         np.zeros((count, 0), dtype=np.int64),
     )
+    if "owned" in row:
+        return attrs.evolve(made, owned=_owned_of(made, row["owned"], column))
     return attrs.evolve(made, named=_names_of(made, row["named"])) if "named" in row else made
+
+
+def _owned_of(block: Block, raw: Json, column: Callable[[Json], I64]) -> Listed:
+    if isinstance(raw, list):
+        names, at = raw
+        return _listed(texts(names), column(at))
+    found = block.slots[whole(raw)].values
+    if not isinstance(found, Listed):
+        raise ValueError("a bundle of another slot than its names")
+    return found
+
+
+def _listed(names: tuple[str, ...], at: I64) -> Listed:
+    if len(at) and not 0 <= int(at.min()) <= int(at.max()) < len(names):
+        raise ValueError("a name that is not in its list")
+    return Listed(names, at)
 
 
 def _names_of(block: Block, raw: Json) -> tuple[str, ...]:
@@ -151,9 +182,11 @@ def _names_of(block: Block, raw: Json) -> tuple[str, ...]:
 
 
 def _slot(raw: Json, column: Callable[[Json], I64]) -> Slot:
-    axis, values, form = raw
+    axis, values, form, *at = raw
     if axis not in (0, 1) or not _FORMAT.fullmatch(text(form)):
         raise ValueError("a slot of no axis, or of no number format")
+    if at:
+        return Slot(axis, _listed(texts(values), column(*at)), form)
     return Slot(axis, texts(values) if isinstance(values, list) else column(values), form)
 
 
@@ -172,6 +205,8 @@ def _check(shelf: Shelf) -> None:
     slots = b.slots
     if any(len(s.values) != (b.choices if s.axis else count) for s in slots):
         raise ValueError("a slot of another length than its shelf")
+    if b.owned is not None and (b.choices != 1 or len(b.owned) != count):
+        raise ValueError("a bundle of another length than its shelf")
     if b.choices > 1 and not any(s.axis for s in slots):
         raise ValueError("choices that no name distinguishes")
     if not {*shelf.dtypes} <= {*STORED, ""}:
@@ -182,13 +217,13 @@ def _check(shelf: Shelf) -> None:
 
 def _check_order(shelves: Shelves) -> None:
     """Check that an order of files has different places."""
-    found = [s.begins for s in shelves.shelves]
-    if all(begins is None for begins in found):
+    if all(s.begins is None for s in shelves.shelves):
         return
+    counts = (len(s.block.rank) if s.block.owned is not None else s.block.choices for s in shelves.shelves)
     places = [
-        (np.arange(len(s.block.rank))[:, None] + begins).reshape(-1)
-        for s, begins in zip(shelves.shelves, found, strict=True)
-        if begins is not None and len(begins) == s.block.choices
+        s.filed
+        for s, count in zip(shelves.shelves, counts, strict=True)
+        if s.begins is not None and len(s.begins) == count and s.filed is not None
     ]
     if len(np.unique(np.concatenate([np.zeros(0, np.int64), *places]))) != len(shelves):
         raise ValueError("an order of files without some of its tensors")

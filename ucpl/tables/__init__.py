@@ -3,7 +3,7 @@
 Data has this form from placement to bytes. A leaf room.
 """
 
-from ucpl.tables.blocks import Block, Name, Slot
+from ucpl.tables.blocks import Block, Listed, Name, Slot
 from ucpl.tables.pairs import halves, pairs, split_pairs, whole_pairs
 from ucpl.tables.space import Space
 from ucpl.tables.strided import (
@@ -26,6 +26,7 @@ __all__ = [
     "I64",
     "Block",
     "Bools",
+    "Listed",
     "Moves",
     "Name",
     "MoveSide",

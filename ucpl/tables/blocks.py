@@ -6,7 +6,7 @@ a column of coordinates for some slots, a column of choices for the others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Literal
 
@@ -15,9 +15,29 @@ import numpy as np
 from ucpl.records import frozen
 from ucpl.tables.table import I64, Bools
 
-__all__ = ["CHOICE", "COORDINATE", "Block", "Name", "Slot", "is_whole", "name_text", "name_texts"]
+__all__ = ["CHOICE", "COORDINATE", "Block", "Listed", "Name", "Slot", "is_whole", "name_text", "name_texts"]
 
 COORDINATE, CHOICE = 0, 1
+
+
+@frozen(eq=False)
+class Listed:
+    """A column of texts with many repetitions.
+
+    It has the different texts, and the number of each row's.
+    """
+
+    texts: tuple[str, ...]
+    at: I64
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def __getitem__(self, row: int) -> str:
+        return self.texts[int(self.at[row])]
+
+    def take(self, rows: I64) -> Listed:
+        return Listed(self.texts, self.at[rows])
 
 
 @frozen(eq=False)
@@ -28,11 +48,11 @@ class Slot:
     """
 
     axis: int  # COORDINATE or CHOICE
-    values: I64 | tuple[str, ...]
+    values: I64 | tuple[str, ...] | Listed
     format: str = ""
 
     def text(self, i: int) -> str:
-        if isinstance(self.values, tuple):
+        if isinstance(self.values, tuple | Listed):
             return self.values[i]
         value = int(self.values[i])
         return format(value, self.format) if self.format else str(value)
@@ -41,6 +61,8 @@ class Slot:
         """`text` of each number."""
         if isinstance(self.values, tuple):
             return [*map(self.values.__getitem__, numbers)]
+        if isinstance(self.values, Listed):
+            return [*map(self.values.texts.__getitem__, self.values.at[np.asarray(numbers, dtype=np.int64)].tolist())]
         values = self.values[np.asarray(numbers, dtype=np.int64)].tolist()
         return [format(value, self.format) for value in values] if self.format else [*map(str, values)]
 
@@ -77,7 +99,8 @@ def is_whole(text: str) -> bool:
 class Block:
     """Tensors that are named and cut alike.
 
-    Tensor number `c * choices + j` of the block is choice j at coordinate c.
+    Tensor number `c * choices + j` of the block is choice j at coordinate c. In a block of a bundle, tensors of different
+    sizes, a coordinate is of one of them.
     """
 
     file: Name
@@ -91,6 +114,7 @@ class Block:
     live: Bools  # (C,)
     replica: I64  # (C, R)
     named: tuple[str, ...] | None = None  # of each choice: the tensor that it stores; None: one for all
+    owned: Listed | None = None  # of each coordinate: the tensor of a bundle that it stores
 
     def __len__(self) -> int:
         return len(self.rank) * self.choices
@@ -114,9 +138,36 @@ class Block:
         keys = [name_texts(name, repeat(coordinate, self.choices), choices) for name in self.key]
         return list(zip(file, zip(*keys, strict=True) if keys else repeat(()), strict=bool(keys)))
 
+    def owner(self, coordinate: int, choice: int, label: str) -> str:
+        """The tensor that a stored one is of. label: of all."""
+        if self.owned is not None:
+            return self.owned[coordinate]
+        return label if self.named is None else self.named[choice]
+
+    @property
+    def owners(self) -> tuple[str, ...] | None:
+        """The tensors that it stores, if they are several."""
+        return self.named if self.owned is None else self.owned.texts
+
+    def each_texts(self) -> Iterator[list[tuple[str, tuple[str, ...]]]]:
+        """`texts` of each coordinate."""
+        count = len(self.rank)
+        if self.choices != 1:
+            yield from map(self.texts, range(count))
+            return
+        file, *keys = (name_texts(name, range(count), repeat(0, count)) for name in (self.file, *self.key))
+        for place in zip(file, zip(*keys, strict=True) if keys else repeat(()), strict=bool(keys)):
+            yield [place]
+
+    def each_places(self) -> Iterator[list[tuple[str, tuple[str | int, ...]]]]:
+        """`places` of each coordinate."""
+        return map(self._counted, self.each_texts())
+
     def places(self, coordinate: int) -> list[tuple[str, tuple[str | int, ...]]]:
         """`place` of each choice at a coordinate."""
-        found = self.texts(coordinate)
+        return self._counted(self.texts(coordinate))
+
+    def _counted(self, found: list[tuple[str, tuple[str, ...]]]) -> list[tuple[str, tuple[str | int, ...]]]:
         if not any(self.counted):
             return found  # type: ignore[return-value]
         return [
@@ -156,11 +207,15 @@ class Block:
             self.live[coordinates],
             self.replica[coordinates],
             self.named,
+            None if self.owned is None else self.owned.take(coordinates),
         )
 
 
 def _taken(slot: Slot, rows: I64) -> Slot:
-    values = slot.values
-    return Slot(
-        slot.axis, tuple(values[i] for i in rows.tolist()) if isinstance(values, tuple) else values[rows], slot.format
-    )
+    match slot.values:
+        case tuple() as texts:
+            return Slot(slot.axis, tuple(texts[i] for i in rows.tolist()), slot.format)
+        case Listed() as listed:
+            return Slot(slot.axis, listed.take(rows), slot.format)
+        case numbers:
+            return Slot(slot.axis, numbers[rows], slot.format)

@@ -223,8 +223,8 @@ def element_in(placement: Placement, part: Part, home: int, position: int) -> st
     """
     found = _in_home(part, home, position)
     if found is None:
-        block, _, choice = part.homes.find(home)
-        return f"{part.label if block.named is None else block.named[choice]} (padding)"
+        block, coordinate, choice = part.homes.find(home)
+        return f"{block.owner(coordinate, choice, part.label)} (padding)"
     tensor, index = found
     path = placement.tensors[tensor]
     return element_name(placement.layout, path, index[: len(placement.layout.placed[path].counts)])

@@ -161,7 +161,7 @@ def _lying(placement: Placement, state: str) -> dict[int, list[tuple[bool, tuple
     found: dict[int, list[tuple[bool, tuple[int, ...]]]] = {}
     for part in placement.parts:
         if part.state == state:
-            by_itself = part.label in names
+            by_itself = part.label in names or any(block.owned is not None for block in part.homes.blocks)
             for number, home in sorted({*zip(part.pieces.tensor.tolist(), part.pieces.home.tolist(), strict=True)}):
                 found.setdefault(number, []).append((by_itself, part.homes[home].shape))
     return {number: sorted(some) for number, some in found.items()}
@@ -332,7 +332,7 @@ def _has_all(library: Library, call: nodes.Call, placement: Placement, config: C
         theirs = resolve(library, call, config=config)
     except UcplError:
         return False
-    stored = {path for entry in theirs.entries for path in entry.targets.values()}
+    stored = {path for entry in theirs.entries for path in entry.paths}
     same = {p: t.dims for p, t in theirs.tensors.items()} == {p: t.dims for p, t in mine.tensors.items()}
     return same and stored == set(mine.tensors)
 
