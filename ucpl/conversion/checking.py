@@ -195,6 +195,13 @@ def _own(library: Library, models: Sequence[nodes.Model], given: Given) -> nodes
     return called_model(library, nodes.Call(models[0].name, arguments), given.sizes)
 
 
+def _model_of(library: Library, layouts: Sequence[nodes.Layout], given: Given) -> nodes.Model:
+    """The model that the first layout names, or the given one."""
+    known = [library.model(node.of, node.span).node for node in layouts if node.of != "any"][:1]
+    models = [node for node in known if isinstance(node, nodes.Model)]
+    return _own(library, models, given) if models or given.model is None else given.model
+
+
 def _trial() -> nodes.Model:
     trial = parse(_TRIAL, "<trial>", keep=True).statements[0]
     assert isinstance(trial, nodes.Model)
@@ -307,7 +314,7 @@ class _Checker:
                     raise
             return 0
 
-        self.over(_Drawing.of(self, node.name, (), made), resolved)
+        self.over(partial(_Drawing.of, self, node.name, (), made), resolved)
 
     def called(self, call: nodes.Call) -> None:
         node = Called(self.library, call).layout
@@ -345,22 +352,22 @@ class _Checker:
         """
         if not has_files(self.library, node) and is_used(self.file, node):
             return  # a part of other layouts; it is checked with them
-        drawing = _Drawing.of(self, node.name, (node,))
+        drawn = partial(_Drawing.of, self, node.name, (node,))
         try:
-            self.over(drawing, lambda one: one.sized(node))
+            self.over(drawn, lambda one: one.sized(node))
         except UcplError as error:
-            if not self.lacks_config(error) or not drawing.sizes.missing:
+            if not self.lacks_config(error) or not (drawing := drawn()).sizes.missing:
                 raise
             drawing.error = error
             message = f"{error.diagnostics[0].message}: sizes are drawn. Give --config to check at yours"
             self.at_drawn_sizes(drawing, lambda one: one.sized(node), message)
 
-    def over(self, drawing: _Drawing, work: Callable[[_Checker], int]) -> None:
+    def over(self, drawn: Callable[[], _Drawing], work: Callable[[_Checker], int]) -> None:
         """Do `work`, at drawn sizes if dims have none."""
         try:
             work(self)
         except UcplError as error:
-            found = error.diagnostics[0]
+            found, drawing = error.diagnostics[0], drawn()
             is_open = isinstance(found.about, UnknownNumber) and found.about.name in drawing.sizes.open
             if not is_open and not (drawing.sizes.open and found.code in _WITHOUT_SIZES):
                 raise
@@ -499,7 +506,7 @@ class _Checker:
         lists = list_parameters(self.library, node)
         if not lists:
             return call_at(node, degrees)
-        model = _Drawing.of(self, node.name, (node,)).model
+        model = _model_of(self.library, (node,), self.given)
         known = {**self.open_numbers(node), **self.given.sizes}
         sizes = dims_of(model, node, self.library, known, self.given.config or {})
 
@@ -596,7 +603,7 @@ class _Checker:
             one.plan_at_sizes(node)
             return 0
 
-        self.over(_Drawing.of(self, f"plan {node.name}", layouts), planned)
+        self.over(partial(_Drawing.of, self, f"plan {node.name}", layouts), planned)
 
     def plan_at_sizes(self, node: nodes.Plan) -> None:
         source, target = (self.located(closed_call(self.file, call, self.given)) for call in (node.source, node.target))
@@ -733,10 +740,8 @@ class _Drawing:
         cls, checker: _Checker, name: str, layouts: tuple[nodes.Layout, ...], model: nodes.Model | None = None
     ) -> _Drawing:
         library, given = checker.library, checker.given
-        known = [library.model(node.of, node.span).node for node in layouts if node.of != "any"][:1]
-        models = [node for node in known if isinstance(node, nodes.Model)]
         if model is None:
-            model = _own(library, models, given) if models or given.model is None else given.model
+            model = _model_of(library, layouts, given)
         chain = [link.node for node in layouts for link in library.chain(node.name)]
         lets = lets_of(library)
         sizes = Sizes.of(model, chain, given.sizes, given.config or {}, lets)

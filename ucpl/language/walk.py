@@ -5,8 +5,10 @@ The meaning of a record is not known here. A function that is for two kinds of r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable
 from functools import cache
+from operator import attrgetter
 from typing import TypeVar, cast
 
 import attrs
@@ -18,53 +20,67 @@ __all__ = ["children", "inside", "lowest_version", "rewritten", "walk"]
 
 Record = TypeVar("Record", bound=AttrsInstance)
 Change = Callable[[AttrsInstance], AttrsInstance | None]
+_ATOMS = frozenset((str, int, bool, float, type(None), Span))  # kinds of values that hold no record
+_WORDS = re.compile(r"\"[^\"]*\"|\w+")
+_PLAIN = frozenset(("str", "int", "bool", "float", "None", "tuple", "Literal", "Span"))
 
 
 @cache
 def _fields(kind: type) -> tuple[str, ...]:
-    """Fields of a kind of record that can hold records.
+    """Fields of a kind of record whose types allow records."""
+    return tuple(f.name for f in attrs.fields(kind) if not _is_plain(f.type))
 
-    Its span never does.
+
+def _is_plain(of: object) -> bool:
+    return isinstance(of, str) and all(word in _PLAIN or word[0] == '"' for word in _WORDS.findall(of))
+
+
+class _Getters(dict[type, Callable[[AttrsInstance], tuple[object, ...]] | None]):
+    """Of each kind of record: the reader of these fields.
+
+    None without fields.
     """
-    return tuple(f.name for f in attrs.fields(kind) if f.name != "span")
+
+    def __missing__(self, kind: type) -> Callable[[AttrsInstance], tuple[object, ...]] | None:
+        names = _fields(kind)
+        get = attrgetter(*names) if names else None
+        self[kind] = get if get is None or len(names) > 1 else lambda node: (get(node),)
+        return self[kind]
 
 
-_RECORDS: dict[type, bool] = {}  # of each kind of value that was met in a tree
-
-
-def _is_record(value: object) -> bool:
-    kind = type(value)
-    known = _RECORDS.get(kind)
-    if known is None:
-        known = _RECORDS[kind] = attrs.has(kind) and not issubclass(kind, Span)
-    return known
+_VALUES = _Getters()
 
 
 def children(node: AttrsInstance) -> list[AttrsInstance]:
     """Records directly inside a record, in the order of the text."""
     found: list[AttrsInstance] = []
-    for name in _fields(type(node)):
-        value = getattr(node, name)
-        if type(value) is not str and value is not None:  # most hold a word, or nothing
-            _gather(value, found)
+    values = _VALUES[type(node)]
+    if values is not None:
+        _gather(values(node), found)
     return found
 
 
-def _gather(value: object, found: list[AttrsInstance]) -> None:
-    if isinstance(value, tuple):
-        for one in value:
+def _gather(values: tuple[object, ...], found: list[AttrsInstance]) -> None:
+    for one in values:
+        if type(one) is tuple:
             _gather(one, found)
-    elif _is_record(value):
-        found.append(cast(AttrsInstance, value))
+        elif type(one) not in _ATOMS:
+            found.append(cast(AttrsInstance, one))
 
 
-def walk(*roots: AttrsInstance) -> Iterator[AttrsInstance]:
+def walk(*roots: AttrsInstance) -> list[AttrsInstance]:
     """Each record, then all that it holds, depth first."""
-    todo = [*reversed(roots)]
+    found: list[AttrsInstance] = []
+    todo = [*roots[::-1]]
     while todo:
         node = todo.pop()
-        yield node
-        todo += reversed(children(node))
+        found.append(node)
+        values = _VALUES[type(node)]
+        if values is not None:
+            inner: list[AttrsInstance] = []
+            _gather(values(node), inner)
+            todo += inner[::-1]
+    return found
 
 
 def rewritten(node: Record, change: Change) -> Record:
@@ -92,7 +108,7 @@ def _rewritten(value: object, change: Change) -> object:
     if isinstance(value, tuple):
         new = tuple([_rewritten(one, change) for one in value])
         return new if any(a is not b for a, b in zip(new, value, strict=True)) else value
-    return rewritten(cast(AttrsInstance, value), change) if _is_record(value) else value
+    return value if type(value) in _ATOMS else rewritten(cast(AttrsInstance, value), change)
 
 
 def lowest_version(*roots: AttrsInstance) -> int:

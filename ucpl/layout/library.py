@@ -62,6 +62,7 @@ class Library:
     shipped: bool = True
     keep: bool = False  # whether trees of texts are kept for the next process
     sections: dict[str, Sections] = field(factory=dict)  # sections of a config that each model and layout names
+    written: dict[str, list[nodes.LayoutItem]] = field(factory=dict, init=False, eq=False)  # of layouts, as items_of
 
     def model(self, name: str, span: nodes.Span = nodes.NOWHERE) -> KnownStatement:
         return self.find(name, (nodes.Model,), "model", span)
@@ -137,6 +138,7 @@ class Library:
     def add(self, file: nodes.File) -> None:
         file = written_out(file, self.sections)
         self.files[file.name] = file
+        self.written.clear()
         for item in file.statements:
             if isinstance(item, nodes.Model | nodes.Layout | nodes.Plan):
                 self.known[item.name] = KnownStatement(item, file)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from attrs import has
-
 from ucpl.errors import fail
 from ucpl.language import nodes
 from ucpl.language.walk import walk
@@ -206,7 +204,7 @@ def check_known(items: Iterable[nodes.Record], scope: Scope, *, with_dims: bool 
             for name in sorted(template(item.message, item.span).names):
                 if not _is_known(name, scope):
                     scope.lookup(name, item.span)
-        for node in walk(*_with_arguments(item)):
+        for node in walk(item):
             if isinstance(node, nodes.Name) and node.path not in _OF_OTHERS and not _is_known(node.path, scope):
                 scope.lookup(node.path, node.span)
             elif isinstance(node, nodes.Split) and not scope.knows(node.mesh_axis):
@@ -224,13 +222,6 @@ def check_known(items: Iterable[nodes.Record], scope: Scope, *, with_dims: bool 
                     at(node.span if node.span.line else item.span, "named here"),
                     remedy=for_unread_dim(item, node.name, scope.names()),
                 )
-
-
-def _with_arguments(item: nodes.Record) -> list[nodes.Record]:
-    """A statement, and the expressions in its clauses."""
-    if not isinstance(item, nodes.Entry | nodes.States):
-        return [item]
-    return [item, *(a for c in item.clauses for a in c.args if has(type(a)))]
 
 
 def _is_known(path: str, scope: Scope) -> bool:

@@ -217,8 +217,11 @@ def items_of(library: Library, call: nodes.Call) -> list[nodes.LayoutItem]:
 
     They are as written, but for texts within templates.
     """
-    chain = library.chain(call.name, call.span)
-    return _Reader(library, Scope(), {}, [], axes=_axes_of(chain), is_written=True).written(chain)
+    if call.name not in library.written:
+        chain = library.chain(call.name, call.span)
+        reader = _Reader(library, Scope(), {}, [], axes=_axes_of(chain), is_written=True)
+        library.written[call.name] = reader.written(chain)
+    return [*library.written[call.name]]
 
 
 def _axes_of(chain: Sequence[Link[nodes.Layout]]) -> tuple[tuple[str, ...], ...]:
