@@ -16,6 +16,7 @@ from attrs import evolve
 
 from ucpl.conversion.requests import Called
 from ucpl.errors import Label, fail
+from ucpl.formats.peft_names import KINDS, MAGNITUDE
 from ucpl.records import frozen
 from ucpl.registry import format_named, format_of_layout
 
@@ -31,12 +32,10 @@ WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_forward_module."
 PEFT = "base_model.model."
 ADAPTER, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 DIFFUSERS = "diffusion_pytorch_model.safetensors"
-_KINDS = r"lora_\w+|ia3_l|vera_lambda_\w|hada_\w+|lokr_\w+|oft_\w+|boft_\w+|randlora_\w+"
 # In a run, an adapter's name is behind the kind: lora_A.default.weight. PEFT saves lora_A.weight.
-_OF_ADAPTER = re.compile(rf"\.(?:{_KINDS}|modules_to_save)\.(?!(?:weight|bias)\Z)(?P<adapter>[^.]+)(?=\.|\Z)")
-_SAVED = re.compile(rf"\.(?:{_KINDS})(?:\.(?:weight|bias))?\Z")
+_OF_ADAPTER = re.compile(rf"\.(?:{KINDS}|modules_to_save)\.(?!(?:weight|bias)\Z)(?P<adapter>[^.]+)(?=\.|\Z)")
+_SAVED = re.compile(rf"\.(?:{KINDS})(?:\.(?:weight|bias))?\Z")
 _OF_BASE = re.compile(r"\.(?:base_layer|original_module)(?=\.|\Z)")
-_MAGNITUDE = re.compile(r"(\.lora_magnitude_vector)\.weight\Z")  # as PEFT has saved DoRA's since its first release
 _UNSPELLED = frozenset('*{}"\\')  # characters with a meaning of their own in a quoted name
 
 
@@ -118,7 +117,7 @@ def _of_peft(names: Sequence[str], lead: str, source: Side, given: Given) -> _Na
     (adapter,) = adapters
     left_out = re.compile(rf"(\.modules_to_save)?\.{re.escape(adapter)}(?=\.|\Z)")
     own = {
-        n: _MAGNITUDE.sub(r"\1", left_out.sub("", n.removeprefix(lead)))
+        n: MAGNITUDE.sub(r"\1", left_out.sub("", n.removeprefix(lead)))
         for n, match in found.items()
         if match is not None
     }

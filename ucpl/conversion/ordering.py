@@ -4,7 +4,7 @@
 
 `zero0(order = "model")`: the groups follow each other in the model's order. `zero0(order = "names.json")`: the order of the
 training script, `[[names[p] for p in group["params"]] for group in optimizer.param_groups]`; for a pipeline one such list for
-each stage; or a text with one name in each line.
+each stage; or a text with one name in each line. The config.json of a class of transformers gives the class's order.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from attrs import evolve
 
 from ucpl.conversion.requests import Called
 from ucpl.errors import Label, fail
+from ucpl.files.model_texts import object_of
 from ucpl.files.skipping import skips_optimizer
 from ucpl.registry import format_named, format_of_layout
 from ucpl.texts import read_text
@@ -64,7 +65,11 @@ def order_of(one: Called | None, option: str = "") -> Order | None:
     if not isinstance(said, str):
         _refuse(f"{ARGUMENT} = {said}", f'a word: "{_MODEL}", or the name of a file')
     origin = f'{ARGUMENT} = "{said}"' if argument is not None else f"--{ARGUMENT} {said}"
-    return Order(() if said == _MODEL else _listed(Path(said), origin), origin)
+    if said == _MODEL:
+        return Order((), origin)
+    text = read_text(Path(said))
+    config = object_of(text) if text.lstrip().startswith("{") else None
+    return Order((), origin, config) if config is not None else Order(_listed(text, origin), origin)
 
 
 def demand_used(order: Order | None, path: Path) -> None:
@@ -120,9 +125,8 @@ def arguments_in(framework: str, settings: Mapping[str, object]) -> dict[str, ob
     return {name: value for name, value in settings.items() if name in known}
 
 
-def _listed(path: Path, origin: str) -> tuple[tuple[str, ...], ...]:
+def _listed(text: str, origin: str) -> tuple[tuple[str, ...], ...]:
     """Names by stage."""
-    text = read_text(path)
     if not text.lstrip().startswith("["):
         return (tuple(line.strip() for line in text.splitlines() if line.strip()),)
     try:

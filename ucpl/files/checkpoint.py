@@ -6,19 +6,21 @@ containers (torch_files, safetensors_files).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 from attrs import field
 
+from ucpl.errors import Label, fail
 from ucpl.extents import Extent, Key, StoredTensor, Structure, TrainState
 from ucpl.extents.account import NotRead
 from ucpl.extents.containers import Container
 from ucpl.files.demands import Demands
 from ucpl.files.header_watch import Identity
 from ucpl.records import frozen
+from ucpl.texts import Json
 
 
 class Own:
@@ -36,17 +38,34 @@ class Order:
     """The parameters of an optimizer's numbers, for files without names.
 
     The caller gives them. `names`: by pipeline stage, in the optimizer's order; if empty, the groups follow each other
-    in the model's order.
+    in the model's order. `config`: a config.json in place of names, whose class has an order.
     """
 
     names: tuple[tuple[str, ...], ...]
     origin: str  # 'order = "names.json"'
+    config: Mapping[str, Json] | None = None
     used: list[bool] = field(factory=list, eq=False, repr=False)  # not empty after a reader took the names
 
     def take(self) -> Order:
-        """The order, for a reader that has numbers."""
+        """The order, for a reader that has numbers.
+
+        Raises: UcplError E466 for a config.json: its class orders numbers of folders alone.
+        """
+        if self.config is not None:
+            fail(
+                "E466",
+                f"{self.origin} is a config.json, and the files have an order of their own",
+                Label(self.origin),
+                remedy="write a file with the names of the optimizer's parameters, one a line",
+            )
         self.used.append(True)
         return self
+
+    def take_config(self) -> Mapping[str, Json] | None:
+        """The config.json, if that is the order."""
+        if self.config is not None:
+            self.used.append(True)
+        return self.config
 
     def at(self, stage: int) -> tuple[str, ...] | None:
         """The names of a stage; None if none are given."""

@@ -27,6 +27,7 @@ __all__ = [
     "config_at",
     "config_of",
     "damaged_texts",
+    "object_of",
     "read_texts",
     "version_of",
 ]

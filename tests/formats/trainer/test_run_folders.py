@@ -323,6 +323,101 @@ def test_an_adapter_has_the_names_of_its_module_there_and_those_of_peft_in_files
     assert {n: v.tolist() for n, v in made.items()} == {f"{n}.weight": p.tolist() for n, p in parameters.items()}
 
 
+def adapter_of(path: Path, of: dict[str, tuple[str, tuple[int, ...]]], config: dict[str, Any]):
+    """A Trainer's folder of an adapter.
+
+    of: names in the file -> names and shapes in the run, in its order.
+    """
+    path.mkdir()
+    torch.manual_seed(4)
+    made = {name: torch.nn.Parameter(torch.randn(shape)) for name, shape in of.values()}
+    optimizer = torch.optim.AdamW([{"params": list(made.values())}, {"params": []}], lr=0.1)
+    for p in made.values():
+        p.grad = torch.randn_like(p)
+    optimizer.step()
+    save_file({n: made[run].detach() for n, (run, _) in of.items()}, path / "adapter_model.safetensors")
+    (path / "adapter_config.json").write_text(json.dumps(config))
+    torch.save(optimizer.state_dict(), path / "optimizer.pt")
+    companions(path, 1)
+    (path / "config.json").unlink()
+    return made
+
+
+_AT = "base_model.model.model.layers.0.self_attn.q_proj"
+_ADAPTERS = {  # names and those of files, as peft 0.21.2 saves them
+    "PROMPT_TUNING": {"prompt_embeddings": ("prompt_encoder.default.embedding.weight", (3, 6))},
+    "DORA": {
+        f"{_AT}.lora_A.weight": (f"{_AT}.lora_A.default.weight", (2, 6)),
+        f"{_AT}.lora_B.weight": (f"{_AT}.lora_B.default.weight", (6, 2)),
+        f"{_AT}.lora_magnitude_vector": (f"{_AT}.lora_magnitude_vector.default.weight", (6,)),
+    },
+    "IA3": {f"{_AT}.ia3_l": (f"{_AT}.ia3_l.default", (6, 1))},
+    "LOKR": {
+        f"{_AT}.lokr_w1": (f"{_AT}.lokr_w1.default", (2, 3)),
+        f"{_AT}.lokr_w2": (f"{_AT}.lokr_w2.default", (3, 2)),
+    },
+}
+
+
+@pytest.mark.parametrize("kind", _ADAPTERS)
+@pytest.mark.parametrize("via", ["", "dcp(fsdp=2)"])
+def test_adapters_of_all_kinds_are_in_the_file_that_peft_loads(kind, via, tmp_path):
+    """Without adapter_model.safetensors the Trainer resumes with the weights of a new adapter."""
+    made = adapter_of(tmp_path / "s", _ADAPTERS[kind], {"peft_type": kind})
+    opened = api.open_checkpoint(tmp_path / "s")
+    assert opened.state.groups[0].members == tuple(made)
+    if via:
+        ucpl.convert(tmp_path / "s", tmp_path / "v", via)
+    ucpl.convert(tmp_path / ("v" if via else "s"), tmp_path / "t", "trainer(dp=1)")
+    assert not (tmp_path / "t" / "model.safetensors").exists()
+    held = load_file(tmp_path / "t" / "adapter_model.safetensors")
+    assert {n: v.tolist() for n, v in held.items()} == {
+        n: made[run].tolist() for n, (run, _) in _ADAPTERS[kind].items()
+    }
+
+
+def alike_adapter(path: Path):
+    """LoRA over keys and values, whose shapes are alike.
+
+    The class registers k before v.
+    """
+    at = "base_model.model.model.layers.0.self_attn."
+    parts = [
+        (f"{at}{part}.lora_{half}", (2, 6) if half == "A" else (3, 2)) for part in ("k_proj", "v_proj") for half in "AB"
+    ]
+    return adapter_of(
+        path, {f"{n}.weight": (f"{n}.default.weight", shape) for n, shape in parts}, {"peft_type": "LORA"}
+    )
+
+
+def test_the_class_of_the_base_model_orders_an_adapters_numbers(tmp_path):
+    made = alike_adapter(tmp_path / "s")
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "config.json").write_text(json.dumps(CONFIG))
+    with pytest.raises(UcplError, match="E446") as refused:
+        ucpl.convert(tmp_path / "s", tmp_path / "t", "dcp(fsdp=2)")
+    assert "--order BASE/config.json" in refused.value.diagnostics[0].remedy
+    ucpl.convert(tmp_path / "s", tmp_path / "p.pt", "plain()", order=tmp_path / "base" / "config.json")
+    held = torch.load(tmp_path / "p.pt", weights_only=True)
+    assert held["groups"][0]["params"] == list(made)
+    numbered = torch.load(tmp_path / "s" / "optimizer.pt", weights_only=True)["state"]
+    for number, name in enumerate(made):
+        assert torch.equal(held["params"][name]["exp_avg"], numbered[number]["exp_avg"])
+
+
+def test_a_config_orders_no_numbers_of_an_unknown_class_or_of_one_torch_file(tmp_path):
+    alike_adapter(tmp_path / "s")
+    other = tmp_path / "config.json"
+    other.write_text(json.dumps({"model_type": "mine", "architectures": ["Mine"]}))
+    with pytest.raises(UcplError, match="E446"):
+        ucpl.convert(tmp_path / "s", tmp_path / "t", "dcp(fsdp=2)", order=other)
+    _, optimizer = run()
+    model = {n: p.detach() for n, p in run()[0].items()}
+    torch.save({"model": model, "optimizer": optimizer.state_dict()}, tmp_path / "one.pt")
+    with pytest.raises(UcplError, match=r"E466: --order .*config.json is a config.json"):
+        ucpl.convert(tmp_path / "one.pt", tmp_path / "u.pt", "plain()", order=other)
+
+
 @pytest.mark.parametrize("to", ["trainer(dp=2)", "accelerate()"])
 def test_a_source_outside_such_a_folder_is_refused(to, tmp_path):
     """The Trainer loads no optimizer if scheduler.pt is missing."""

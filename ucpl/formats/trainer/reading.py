@@ -47,6 +47,7 @@ from ucpl.formats.huggingface.store import HuggingFace
 from ucpl.formats.huggingface.weight_files import PICKLE
 from ucpl.formats.leaving import OPTIMIZERS, empty_tensors
 from ucpl.formats.matching import Unclear
+from ucpl.formats.peft_names import in_run
 from ucpl.formats.run_steps import STEPS
 from ucpl.formats.torch_dicts import NamedTensors, dicts_of, is_optimizer, named_tensors
 from ucpl.formats.torch_optimizer import (
@@ -76,7 +77,6 @@ _OPTIMIZER = {
 _KINDS = {"trainer": TRAINER, "accelerate": ACCELERATE}
 _RANK = {"trainer": re.compile(r"rng_state_(\d+)\.pth"), "accelerate": re.compile(r"random_states_(\d+)\.pkl")}
 _ADAPTER = ("adapter_model.safetensors", "adapter_model.bin")
-_LORA = re.compile(r"\.(lora_(?:A|B|embedding_A|embedding_B)|lora_magnitude_vector)(?=\.|\Z)")
 _CONVENTIONAL = ("weight", "bias")  # ends of names of parameters in modules of torch
 _FLOATS = ("f", "bf", "c")
 
@@ -358,13 +358,15 @@ class _Opened:
             self.note_evidence(made, "")
             return made
         names = [name for name in model.named.tensors if name not in model.named.aliases]
-        orders, count, evidence = orders_of(names, config_at(self.root))
+        stated = self.order.take_config() if self.order is not None else None
+        order = None if stated is not None else self.order
+        orders, count, evidence = orders_of(names, stated or config_at(self.root))
         found: dict[object, tuple[NamedOptimizer, ...]] = {}
         refused: UcplError | None = None
         for one in orders:
             tried = evolve(model.named, tensors={name: model.named.tensors[name] for name in one})
             try:
-                made = named_optimizers(values, tried, self.order)
+                made = named_optimizers(values, tried, order)
             except UcplError as error:
                 if count == 1:
                     raise
@@ -387,7 +389,9 @@ class _Opened:
             f"{values[0].file} numbers its parameters in the order of the modules, and safetensors sorts names: no class of"
             " config.json gives this order, and the shapes fit several",
             Label(str(values[0].path), where="param_groups"),
-            remedy=REMEDY,
+            remedy=f"--order BASE/config.json gives the order of the base model's class, if ucpl knows it. {REMEDY}"
+            if any(name in model.files for name in _ADAPTER)
+            else REMEDY,
         )
 
     def note_evidence(self, made: tuple[NamedOptimizer, ...], evidence: str) -> None:
@@ -429,12 +433,7 @@ def _module_names(names: list[str], root: Path, *, is_adapter: bool) -> Iterator
     lead = "module." if names and all(name.startswith("module.") for name in names) else ""
     for name in names:
         made = bare(name.removeprefix(lead))
-        if is_adapter:
-            made = _LORA.sub(r".\1.default", made)
-            owner = next((one for one in saved if f".{one}." in made and ".default" not in made), None)
-            if owner is not None:
-                made = made.replace(f".{owner}.", f".{owner}.modules_to_save.default.")
-        yield name, made
+        yield name, in_run(made, saved) if is_adapter else made
 
 
 def _json_of(path: Path) -> dict[str, object]:

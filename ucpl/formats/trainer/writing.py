@@ -7,7 +7,6 @@ are in model.safetensors, or in adapter_model.safetensors under PEFT's names.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from ucpl.files.pickles import unsafe_globals
 from ucpl.files.safetensors_files import ALIASES
 from ucpl.formats.leaving import empty_tensors, with_empty_states
 from ucpl.formats.optimizer_hypers import completed
+from ucpl.formats.peft_names import in_file, is_of_run
 from ucpl.formats.torch_optimizer import optimizers_of, put_numbers, state_dict_of
 from ucpl.formats.trainer.reading import FSDP, OPTIMIZER, WEIGHTS, OwnNames, opened, recognised
 from ucpl.records import define
@@ -32,7 +32,6 @@ __all__ = ["Folders"]
 _FILES = {"trainer": "optimizer.pt", "accelerate": "optimizer.bin"}
 _FULL_OPTIMIZER = "optimizer.bin"
 _OTHERS = {"trainer": "trainer_state.json", "accelerate": "random_states_0.pkl"}
-_ADAPTER = re.compile(r"\.(?:lora_\w+|modules_to_save)\.[^.]+(?=\.|\Z)")
 
 
 class Folders:
@@ -151,8 +150,7 @@ class _Writer:
         if self.is_full:
             tree = held | {alias: held[owner] for alias, owner in aliases.items()}
             return SkeletonFile(FSDP, tree, storage_of=storage_of)
-        adapter = [name for name in held if _ADAPTER.search(name)]
-        file = "adapter_model.safetensors" if adapter else "model.safetensors"
+        file = "adapter_model.safetensors" if any(map(is_of_run, held)) else "model.safetensors"
         names = {name: self.stored(name) for name in (*held, *aliases)}
         seconds = {names[alias]: names[owner] for alias, owner in aliases.items()}
         metadata = {"format": "pt"} | ({ALIASES: json.dumps(seconds, sort_keys=True)} if seconds else {})
@@ -163,11 +161,7 @@ class _Writer:
         """The name of a tensor in the file."""
         own = self.source.own
         said = own.stored.get(name, name) if isinstance(own, OwnNames) else name
-        if _ADAPTER.search(name):
-            said = _ADAPTER.sub(
-                lambda found: "" if "modules_to_save" in found[0] else found[0].rpartition(".")[0], name
-            )
-        return said.removeprefix("module.")
+        return (in_file(name) if is_of_run(name) else said).removeprefix("module.")
 
     # ---- the optimizer ---------------------------------------------------------------------------------------------
 
