@@ -45,10 +45,42 @@ _OPT = (
     "model(decoder(embed_tokens embed_positions final_layer_norm layers(self_attn(k_proj v_proj q_proj out_proj)"
     " self_attn_layer_norm fc1 fc2 final_layer_norm))) lm_head score"
 )
+_LAYER = "attention(self(query key value) output(dense LayerNorm)) intermediate(dense) output(dense LayerNorm)"
+_LAYERS = f" encoder(layer({_LAYER}))"
+_EMBEDDED = "embeddings(word_embeddings position_embeddings token_type_embeddings LayerNorm)"
 _BERT = (
-    "bert(embeddings(word_embeddings position_embeddings token_type_embeddings LayerNorm) encoder(layer(attention(self(query"
-    " key value) output(dense LayerNorm)) intermediate(dense) output(dense LayerNorm))) pooler(dense)) classifier qa_outputs"
+    f"bert({_EMBEDDED}{_LAYERS} pooler(dense)) cls(predictions(bias transform(dense LayerNorm) decoder) seq_relationship)"
+    " classifier qa_outputs"
 )
+# transformers 5 has another order of the embeddings: their shapes decide
+_HEADED = "lm_head(bias dense layer_norm decoder) classifier(dense out_proj) qa_outputs"
+_ROBERTA = f"roberta(embeddings{_LAYERS} pooler(dense)) {_HEADED}"
+_ELECTRA = (
+    f"electra({_EMBEDDED} embeddings_project{_LAYERS}) discriminator_predictions(dense dense_prediction)"
+    " generator_predictions(LayerNorm dense) generator_lm_head classifier(dense out_proj) qa_outputs"
+)
+_DISENTANGLED = _LAYER.replace("query key value", "query_proj key_proj value_proj pos_key_proj pos_query_proj")
+_DEBERTA = (
+    "deberta(embeddings(word_embeddings position_embeddings token_type_embeddings embed_proj LayerNorm)"
+    f" encoder(layer({_DISENTANGLED}) rel_embeddings LayerNorm conv(conv LayerNorm))) pooler(dense) classifier qa_outputs"
+)
+_ATTENTION = "(k_proj v_proj q_proj out_proj)"
+_ENCODED = f"layers(self_attn{_ATTENTION} self_attn_layer_norm fc1 fc2 final_layer_norm)"
+_DECODED = (
+    f"layers(self_attn{_ATTENTION} self_attn_layer_norm encoder_attn{_ATTENTION} encoder_attn_layer_norm fc1 fc2"
+    " final_layer_norm)"
+)
+_WHISPER = (
+    f"model(encoder(conv1 conv2 embed_positions {_ENCODED} layer_norm) decoder(embed_tokens embed_positions {_DECODED}"
+    " layer_norm)) proj_out"
+)
+_BART = (
+    f"model(shared encoder(embed_tokens embed_positions {_ENCODED} layernorm_embedding) decoder(embed_tokens embed_positions"
+    f" {_DECODED} layernorm_embedding)) lm_head"
+)
+_PHI = "model(embed_tokens layers(self_attn(q_proj k_proj v_proj dense) mlp(fc1 fc2) input_layernorm) final_layernorm) lm_head"
+_GPTJ = f"transformer(wte h(ln_1 attn{_ATTENTION} mlp(fc_in fc_out)) ln_f) lm_head score"
+_GPT_NEO = f"transformer(wte wpe h(ln_1 attn(attention{_ATTENTION}) ln_2 mlp(c_fc c_proj)) ln_f) lm_head score"
 _DISTILBERT = (
     "distilbert(embeddings(word_embeddings position_embeddings LayerNorm) transformer(layer(attention(q_lin k_lin v_lin"
     " out_lin) sa_layer_norm ffn(lin1 lin2) output_layer_norm))) vocab_transform vocab_layer_norm pre_classifier classifier"
@@ -62,13 +94,14 @@ _T5 = (
 # model_type of config.json -> parts of its modules, in the order in which transformers registers them
 _CLASSES = {
     **dict.fromkeys(
-        ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "olmo", "olmo2", "smollm3", "cohere",
-         "granite", "stablelm"),
+        ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "olmo", "olmo2", "olmo3", "smollm3",
+         "cohere", "cohere2", "granite", "stablelm", "ministral3", "exaone4", "ernie4_5", "seed_oss", "helium", "arcee"),
         _LLAMA,
     ),
     "starcoder2": _LLAMA.replace("gate_proj up_proj down_proj", "c_fc c_proj"),
     "phi3": _PHI3, "gpt2": _GPT2, "gpt_neox": _NEOX, "bloom": _BLOOM, "falcon": _FALCON, "opt": _OPT, "bert": _BERT,
-    "distilbert": _DISTILBERT, "t5": _T5, "mt5": _T5,
+    "distilbert": _DISTILBERT, "t5": _T5, "mt5": _T5, "gpt_bigcode": _GPT2, "roberta": _ROBERTA, "electra": _ELECTRA,
+    "deberta-v2": _DEBERTA, "whisper": _WHISPER, "bart": _BART, "phi": _PHI, "gptj": _GPTJ, "gpt_neo": _GPT_NEO,
 }  # fmt: skip
 _HEADS = ("ForCausalLM", "LMHeadModel")  # ends of classes whose head reads the embeddings, if they have none of its own
 _HEAD = {"gpt_neox": "embed_out.weight"}  # else lm_head.weight
