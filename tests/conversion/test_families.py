@@ -91,7 +91,7 @@ def odd(top: Path) -> Path:
 
 @pytest.mark.parametrize(
     "target",
-    ["dcp(fsdp = 4)", "safetensors_shards(fsdp = 3)", "torch_file()", "plain()", 'safetensors(shard = "300B")'],
+    ["dcp(fsdp = 4)", "safetensors_shards(fsdp = 3)", "zero1(dp = 3)", "zero3(dp = 3)", "torch_file()", "plain()"],
 )
 def test_a_bundle_gives_the_same_bytes(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files have the order of the model."""
@@ -108,7 +108,7 @@ def test_a_bundle_gives_the_same_bytes(target: str, tmp_path: Path, monkeypatch:
         assert list(read.targets) == list(done.plan.targets) and list(read.sources) == list(done.plan.sources)
         assert api.compare(source, tmp_path / str(count)) and api.verify(tmp_path / str(count))
     assert made[2] == made[ALONE] and made[ALONE]
-    assert nodes_of[2] < nodes_of[ALONE] / 2
+    assert nodes_of[2] < nodes_of[ALONE]
 
 
 @pytest.mark.parametrize("target", ["zero3(dp = 3)", "zero1(dp = 2)", "dcp(fsdp = 3)"])

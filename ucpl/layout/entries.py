@@ -245,13 +245,10 @@ def entries_of(
 
     groups: the members of each parameter group, if tensors that are stored alike become one family. kin: see `alike_of`.
     """
-    items = list(items)
     written = written_entries(items, ground.scope)
     alike = StoredTogether({}, ())
     if groups is not None:
         alike = alike_of(tensors, {*written.explicit, *aliases.values()}, groups, written.of, kin)
-        if any(isinstance(i, nodes.States) and isinstance(i.shape, tuple) for i in items):
-            alike = StoredTogether(alike.families, ())  # flat buffers have single members
         with_sizes(ground.scope, tensors, alike)
     families = alike.families
     placed = {**tensors, **{path: family.tensor for path, family in families.items()}}

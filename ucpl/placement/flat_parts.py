@@ -20,6 +20,7 @@ from ucpl.layout import axes as ax
 from ucpl.layout.scope import at
 from ucpl.layout.templates import Template
 from ucpl.placement import flats as fl
+from ucpl.placement.bundles import BundleRows, rows_of
 from ucpl.placement.cells import is_by_begin
 from ucpl.placement.claims import BufferMark, Claimant, Spot, taken
 from ucpl.placement.entries import EntryPlacer, parts_of
@@ -110,6 +111,7 @@ class FlatParts:
     names: dict[object, tuple[str, ...]] = field(factory=dict)
     runs: dict[object, tuple[fl.Body, list[Flats]]] = field(factory=dict)
     cuts: dict[object, fl.BufferWindows] = field(factory=dict)
+    bundles: dict[object, BundleRows] = field(factory=dict)
     records_of: dict[object, tuple[tuple[str, tuple[int, ...]], ...]] = field(factory=dict)
 
     def parts(self, line: States, rule: FileRule) -> list[Part]:
@@ -252,16 +254,16 @@ class FlatParts:
         Ranks whose members have the same ones share one tuple.
         """
         entries = each(members.entry)
+        shapes: dict[int, tuple[int, ...]] = {e: body.locals[e].shape for e in entries if e in body.locals}
         memo = (
             members.entry.tobytes(),
             members.choice.tobytes(),
-            tuple((id(body.names[e]), body.locals[e].shape) for e in entries),
+            tuple((id(body.names[e]), shapes.get(e) or id(body.bundles.get(e))) for e in entries),
         )
         if memo not in self.records_of:
-            shapes = {e: body.locals[e].shape for e in entries}
-            self.records_of[memo] = tuple(
-                (name, shapes[e]) for name, e in zip(body.names_of(members), members.entry.tolist(), strict=True)
-            )
+            sizes = {e: [*map(tuple, rows.shape.tolist())] for e, rows in body.bundles.items()}
+            columns = zip(body.names_of(members), members.entry.tolist(), members.choice.tolist(), strict=True)
+            self.records_of[memo] = tuple([(name, sizes[e][c] if e in sizes else shapes[e]) for name, e, c in columns])
         return self.records_of[memo]
 
     def numbered(self, line: GroupLine, start: int) -> int:
@@ -290,12 +292,16 @@ class FlatParts:
             return self.runs[memo]
         which = fl.present(site.layout, group, site.placers, full)
         choices = {e: site.placers[e].choices(full) for e in which}
+        single = [e for e in which if not site.placers[e].entry.bundle]
         body = fl.Body(
-            {e: site.placers[e].local(full) for e in which}, choices, {e: self.stored_names(e, full) for e in which}
+            {e: site.placers[e].local(full) for e in single},
+            choices,
+            {e: self.stored_names(e, full) for e in which},
+            {e: self.bundle_rows(e, full) for e in which if site.placers[e].entry.bundle},
         )
         order = (tuple(which), tuple(id(choices[e]) for e in which))
         if order not in self.sequences:
-            if any(site.placers[e].is_family for e in which):
+            if any(site.placers[e].has_names for e in which):
                 names = group.members if group is not None and group.members is not None else site.layout.tensors
                 self.sequences[order] = fl.listed_order(site.placers, which, names)
             else:
@@ -316,6 +322,16 @@ class FlatParts:
                 out += [Flats(b, variables) for b in buckets]
         self.runs[memo] = (body, out)
         return self.runs[memo]
+
+    def bundle_rows(self, e: int, here: dict[str, int]) -> BundleRows:
+        """A row for each tensor of a bundle, on these ranks."""
+        placer = self.site.placers[e]
+        memo = (placer.kin, tuple(here[a] for a in placer.shape_axes))
+        if memo not in self.bundles:
+            columns = {a: np.array([here[a]], dtype=np.int64) for a in placer.shape_axes}
+            made = rows_of(self.site.layout, placer.names, placer.entry.shape, placer.degrees, columns, self.site.k)
+            self.bundles[memo] = made
+        return self.bundles[memo]
 
     def by_group_index(self, group: Group | None, members: fl.Members, body: fl.Body) -> list[tuple[fl.Members, Env]]:
         """`group block[l] = ...`: one flat an index."""
@@ -340,7 +356,7 @@ class FlatParts:
         """Stored names of an entry's tensors, choice by choice."""
         site, placer = self.site, self.site.placers[e]
         choices, key = placer.choices(here), placer.entry.storing.key
-        if placer.is_family:
+        if placer.has_names:
             return placer.names
         if key is None or site.is_raw or not len(choices):  # without a choice its indices have no values to name it by
             return self.names.setdefault((e, len(choices)), (placer.entry.path,) * len(choices))
@@ -397,7 +413,7 @@ class FlatParts:
                     remedy="take `value x * scale` off the entry, and cut the scale with its tensor",
                 )
             own = placer.entry.storing.value
-            for path in placer.entry.targets.values():
+            for path in placer.entry.paths:
                 if found.setdefault(path, own) != own or own != (1.0, 0.0) != line.line.storing.value:
                     fail(
                         "E217",
@@ -601,6 +617,11 @@ class _FlatBoxes:
         count = np.zeros(len(members), dtype=np.int64)
         for e in each(members.entry):
             (which,) = (members.entry == e).nonzero()
+            if e in body.bundles:
+                tables.append(self.bundle_boxes(e, body.bundles[e], members.choice[which]))
+                owner.append(which)
+                count[which] = 1
+                continue
             placer, local = self.site.placers[e], body.locals[e]
             rows = len(local.offset)
             if not rows:
@@ -637,6 +658,13 @@ class _FlatBoxes:
         if not owner:
             return table, count
         return table.take(np.argsort(np.concatenate(owner), kind="stable")), count
+
+    def bundle_boxes(self, e: int, rows: BundleRows, choice: I64) -> Pieces:
+        """One box for each of some tensors of a bundle."""
+        numbers = np.array([self.site.number[name] for name in rows.names], dtype=np.int64)
+        none, zero = np.zeros((len(choice), self.site.k), dtype=np.int64), np.zeros(len(choice), dtype=np.int64)
+        sides = rows.low[choice], rows.high[choice], rows.stride[choice]
+        return Pieces(numbers[choice], zero, *sides, none, zero, zero + (e << _ROW_BITS), zero)
 
     def trusted(self, pieces: Pieces, rank: Sequence[int]) -> Pieces:
         """Pieces with the policy for copies at each home's rank.

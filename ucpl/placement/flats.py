@@ -20,6 +20,7 @@ from ucpl.layout import Group, Layout, States
 from ucpl.layout import axes as ax
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.scope import at
+from ucpl.placement.bundles import BundleRows
 from ucpl.placement.cells import Cells, Concat, DimRange, Labelled, Padding, build, padding_of, pieces_of
 from ucpl.placement.entries import Choices, EntryPlacer, LocalBoxes
 from ucpl.records import frozen
@@ -52,6 +53,11 @@ class Body:
     locals: dict[int, LocalBoxes]
     choices: dict[int, Choices]
     names: dict[int, tuple[str, ...]]  # stored names, by choice
+    bundles: dict[int, BundleRows] = field(factory=dict)  # entries of tensors of different sizes: a row for each choice
+
+    def shape(self, entry: int, choice: int) -> tuple[int, ...]:
+        rows = self.bundles.get(entry)
+        return self.locals[entry].shape if rows is None else tuple(rows.shape[choice].tolist())
 
     def name(self, members: Members, i: int) -> str:
         return self.names[int(members.entry[i])][int(members.choice[i])]
@@ -60,10 +66,10 @@ class Body:
         return [self.names[e][c] for e, c in zip(members.entry.tolist(), members.choice.tolist(), strict=True)]
 
     def is_undefined(self, members: Members) -> bool:
-        return any(self.locals[e].undefined for e in each(members.entry))
+        return any(self.locals[e].undefined for e in each(members.entry) if e in self.locals)
 
     def is_live(self, members: Members) -> bool:
-        return any(self.locals[e].live for e in each(members.entry))
+        return any(self.locals[e].live for e in each(members.entry) if e in self.locals)
 
 
 @frozen(eq=False)
@@ -213,30 +219,42 @@ def ordered(placers: Sequence[EntryPlacer], which: list[int], sequence: I64, bod
     `dealt` and `reversed` come later. `sequence`: (M, 2), entry and choice.
     """
     own = [e for e in which if placers[e].entry.alias is None]  # a second name of a parameter is no member
-    homes = Counter(path for e in own for path in placers[e].entry.targets.values())
-    size = np.zeros(max(which, default=0) + 1, dtype=np.int64)
-    real = np.zeros_like(size)
+    homes = Counter(path for e in own for path in placers[e].entry.paths)
+    sizes = np.zeros((max(which, default=0) + 1, 2), dtype=np.int64)
     for e in own:
-        size[e], real[e] = body.locals[e].numel, real_length(body.locals[e])
+        if e in body.locals:
+            sizes[e] = body.locals[e].numel, real_length(body.locals[e])
     entry, choice = sequence[:, 0], sequence[:, 1]
-    keep = size[entry] > 0
+    size, real = sizes[entry].T
+    for e in own:
+        if e in body.bundles:
+            mine = entry == e
+            size[mine] = real[mine] = body.bundles[e].shape.prod(axis=1)[choice[mine]]
+    keep = size > 0
     if any(n > 1 for n in homes.values()):
         held: dict[str, list[tuple[I64, I64]]] = {}  # boxes of tensors that several entries store
         for i, (e, c) in enumerate(zip(entry.tolist(), choice.tolist(), strict=True)):
-            if keep[i] and any(homes[path] > 1 for path in placers[e].entry.targets.values()):
-                keep[i] = _is_new(placers[e], body.locals[e], body.choices[e], c, held)
-    entry, choice = entry[keep], choice[keep]
-    return Members(entry, choice, size[entry], real[entry])
+            entry_ = placers[e].entry
+            paths = entry_.bundle[c : c + 1] or entry_.targets.values()
+            if keep[i] and any(homes[path] > 1 for path in paths):
+                keep[i] = _is_new(_boxes(placers[e], body, e, c), held)
+    return Members(entry[keep], choice[keep], size[keep], real[keep])
 
 
-def _is_new(
-    placer: EntryPlacer, local: LocalBoxes, choices: Choices, choice: int, held: dict[str, list[tuple[I64, I64]]]
-) -> bool:
+def _boxes(placer: EntryPlacer, body: Body, entry: int, choice: int) -> list[tuple[str, I64, I64]]:
+    """Boxes of a member, each with its tensor."""
+    rows = body.bundles.get(entry)
+    if rows is not None:
+        return [(rows.names[choice], rows.low[choice], rows.high[choice])]
+    local, choices = body.locals[entry], body.choices[entry]
+    return [placer.box(local, row, choices, choice) for row in range(len(local.offset))]
+
+
+def _is_new(boxes: list[tuple[str, I64, I64]], held: dict[str, list[tuple[I64, I64]]]) -> bool:
     """True if no member so far holds one of these elements.
 
     A second home on this rank is the same parameter.
     """
-    boxes = [placer.box(local, row, choices, choice) for row in range(len(local.offset))]
     if any((a < high).all() and (low < b).all() for path, low, high in boxes for a, b in held.get(path, ())):
         return False
     for path, low, high in boxes:
@@ -543,7 +561,7 @@ def stated_order(
                 fail(
                     "E212",
                     f"`{name}`: the checkpoint says {list(shape)}, the layout"
-                    f" {list(body.locals[int(members.entry[member])].shape)}",
+                    f" {list(body.shape(int(members.entry[member]), int(members.choice[member])))}",
                     at(group.span),
                     Label(file, where=f"{key}: {name}"),
                 )
