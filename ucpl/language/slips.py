@@ -209,6 +209,7 @@ def _unexpected(error: UnexpectedToken, source: Source, parser: Lark) -> Diagnos
         or _name_wanted(token, expected)
         or _clauses(token, expected)
         or _called(source.text, start)
+        or _of_shapes(source.text, start)
     )
     return _diagnostic("E001", message, *labels, remedy=hint)
 
@@ -226,11 +227,24 @@ _CALLED = {
 def _called(text: str, start: int) -> str:
     """The form of the contents of the brackets around a place."""
     line = text.rfind("\n", 0, start) + 1
+    if re.search(r"\bcopies[ \t]*$", text[line:start]):
+        return _CALLED[r"\bcopies$"]
     for opener in reversed(open_brackets(text, start)):
         for before, form in _CALLED.items() if opener >= line else ():
             if re.search(before, text[line:opener]):
                 return form
     return ""
+
+
+def _of_shapes(text: str, start: int) -> str:
+    """The remedy for `dim h = 4, y`: a dim without a size."""
+    line = text[text.rfind("\n", 0, start) + 1 : start]
+    found = re.match(r"\s*dim\b(?:.*,)?\s*([A-Za-z_]\w*)\s*$", line)
+    return (
+        f"a dim has a size, `{found[1]} = ...`; without a `dim` line, its size is read from the shapes of a checkpoint"
+        if found
+        else ""
+    )
 
 
 def _misspelt(text: str, start: int, token: Token) -> str:

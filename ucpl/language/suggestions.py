@@ -183,6 +183,8 @@ _SIGNS = {
     "&": (" + ", " and "),
     ",": (" + ",),
     ";": (" + ",),
+    ":-": ("..-",),
+    "::": (".. by ",),
     "||": (" or ",),
     "&&": (" and ",),
     "!": ("not ",),
@@ -195,6 +197,7 @@ _SIGNS = {
 _NOTHING = frozenset(",;$&!*\\|~:")  # signs that other languages write where this one has none
 _OPERATORS = {"OR", "AND", "COMPARE", "PLUS", "MINUS", "STAR", "SLASH", "PERCENT", "DOT", "DIV"}
 _NAMING = ("model", "layout", "plan", "group", "file", "alias", "blob", "index")  # words before a new name
+_ONE_A_LINE = ("alias", "blob", "group", "index")
 _JOINING = {"of", "is", "by", "order", "not", "and", "or", "over"}
 _CONDITION = re.compile(r"^assert\b|\bwhen\b")
 
@@ -410,6 +413,8 @@ def _left_out(slip: _Slip, token: Match[str]) -> Iterator[tuple[str, str]]:
     if text == ";" and stop < len(slip.line) and slip.line.split(maxsplit=1)[0] in ("dim", "let"):
         listed = re.sub(r"[ \t]*;[ \t]*(?:(?:dim|let)\b[ \t]*)?", ", ", slip.line.rstrip("; \t"))
         yield "several numbers of one line have commas between them", listed
+    if text == "," and (listed := _lines_of_one_word(slip.line)):
+        yield f"each `{slip.line.split(maxsplit=1)[0]}` has a line of its own", listed
     why = f"`{text}` has no meaning here; dims have spaces between, and a statement ends with its line"
     if slip.line.count(text) > 1 and text in (",", "*"):
         yield why, slip.without(text, start)
@@ -417,6 +422,13 @@ def _left_out(slip: _Slip, token: Match[str]) -> Iterator[tuple[str, str]]:
     yield why, slip.put(start, stop, "")
     if (text == ";" and stop < len(slip.line)) or re.match(r"[ \t]*[\w.]+[ \t]*:", slip.line[stop:] * (text == ",")):
         yield "a statement ends with its line", f"{slip.line[:start].rstrip()}\n{slip.line[stop:].strip()}"
+
+
+def _lines_of_one_word(line: str) -> str:
+    """The lines of `index l = l@pp, m = m@pp`; empty for another line."""
+    word, _, rest = line.partition(" ")
+    parts = re.split(r",[ \t]*(?=[A-Za-z_][\w.]*[ \t]*=)", rest)
+    return "\n".join(f"{word} {part.strip()}" for part in parts) if word in _ONE_A_LINE and len(parts) > 1 else ""
 
 
 def _inserted(slip: _Slip) -> Iterator[tuple[str, str]]:
@@ -545,6 +557,7 @@ def _search(at: RefusedLine, parser: Tables, with_rows: bool, reasons: list[str]
 
 # A common word is no habit where it is a name: of a tensor on the left, in a path, a class behind `of`, in quotes.
 _NAMED = re.compile(r'"[^"]*"?|^\s*(?:state|derive)\b[^=]*|^\s*[\w.-]+(?=\s*(?:\[[^]]*\])?\s*[=:])|\bof\s+\w+')
+_LEFT = re.compile(r"^[a-z][\w.]*(?=\s*(?:\[[\w, ]*\])?\s*[=:]\s*\w+\s*[\[@\w])")  # a tensor's own name: `merge : s m`
 _COMMON = re.compile(r"(?<![\w-])[A-Za-z_][\w-]*(?![\w.-])")
 
 
@@ -552,7 +565,9 @@ def _advice(line: str, always: bool) -> str:
     """Advice for the first word of another tool in a line."""
     known = words()
     if always:
-        bare = line if line.startswith('"') else re.sub(r'"[^"]*"?', " ", line)  # of JSON the keys stand in quotes
+        bare = (
+            line if line.startswith('"') else re.sub(r'"[^"]*"?', " ", _LEFT.sub(" ", line))
+        )  # of JSON the keys stand in quotes
         found = [one for one in re.findall(r"[A-Za-z_][\w-]*", bare) if one in known.always]
     else:
         found = [one for one in _COMMON.findall(_NAMED.sub(" ", line)) if one in known.advice]

@@ -382,6 +382,15 @@ def _lcm(a: Number, b: Number, span: nodes.Span) -> Number:
 _PICKS: dict[str, Callable[[Number, Number], Number]] = {"min": _least, "max": _greatest, "gcd": _gcd}
 
 
+_FORMS = {
+    "ceil": "`ceil` has two arguments: ceil(a, b) is a / b rounded up",
+    "floor": "`floor` has two arguments: floor(a, b) is a / b rounded down",
+    "where": '`where` has a list and a value of it, and gives the positions: where(config.layer_types, "attention")',
+    "length": "`length` has one list, and gives the number of its items: length(config.layer_types)",
+    "size": "`size` has one name, of a mesh axis or a dim: size(tp)",
+}
+
+
 def _function_remedy(name: str) -> str:
     from difflib import get_close_matches
 
@@ -390,4 +399,6 @@ def _function_remedy(name: str) -> str:
     if name == "len":
         return "the name of a dim is its size, and length(ks) the number of items of a list"
     close = "" if name in FUNCTIONS else next(iter(get_close_matches(name, FUNCTIONS, 1, 0.7)), "")
+    if name in _FORMS:
+        return _FORMS[name]
     return (f"did you mean `{close}`?" if close else foreign(name)) or catalogue()["E109"].remedy

@@ -22,10 +22,11 @@ from ucpl.layout.brackets import chosen
 from ucpl.layout.scope import Scope, at
 from ucpl.records import frozen
 
-__all__ = ["of_sizes", "whole_dim", "whole_name", "written_out"]
+__all__ = ["of_sizes", "whole_dim", "whole_name", "whole_text", "written_out"]
 
 Sizes = tuple[tuple[str, int], ...]  # dims by an index, each with one of its sizes
 _OF = re.compile(r"\.of[0-9]+_*$")
+_IN_BRACES = re.compile(r"\.of[0-9]+_*(?=\b[^{}]*\})")
 _SUFFIX = re.compile(r"(?:\[\w+=[0-9]+(?:, \w+=[0-9]+)*\])?(?:\[\w+=[0-9]+\.\.[0-9]+\])?$")
 _BRACES = re.compile(r"\{([^{}:]*)((?::[^{}]*)?)\}")
 _WORD = re.compile(r"[A-Za-z_][\w.]*")
@@ -42,6 +43,11 @@ def whole_name(path: str) -> str:
 def whole_dim(name: str) -> str:
     """The name that the text has for a dim: `f`, of `f.of64`."""
     return _OF.sub("", name)
+
+
+def whole_text(text: str) -> str:
+    """A template with the text's names of dims in its braces."""
+    return _IN_BRACES.sub("", text)
 
 
 def of_sizes(names: Iterable[str], tensors: Iterable[str]) -> set[str]:

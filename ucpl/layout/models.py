@@ -428,12 +428,23 @@ def _check_groups(items: Iterable[nodes.ModelItem], names: Sequence[str]) -> Non
         for name in (item.groups or ()) if isinstance(item, nodes.State) else ():
             if name not in names:
                 of_tensor = any(isinstance(i, nodes.Tensor) and i.path == name for i in items)
-                remedy = (
+                remedy = (_some_tensors(item, name) if of_tensor else "") or (
                     f"`{name}` is a tensor, and `for` has groups here: group {name}_only = {name}"
                     if of_tensor
                     else for_name(name, names, f"define it: `group {name} = ...`, and its members")
                 )
                 fail("E157", f"no group is called `{name}`", at(item.span), remedy=remedy)
+
+
+def _some_tensors(item: nodes.ModelItem, name: str) -> str:
+    """Remedy for tensors of a `without` clause before it, or ""."""
+    if not isinstance(item, nodes.State) or len(item.without) != 1 or item.without[0].of is not None:
+        return ""
+    dims = " ".join(item.without[0].dims)
+    line = (
+        f"state {', '.join(item.names)} : {item.dtype or 'f32'} without {dims} for {', '.join(item.groups or (name,))}"
+    )
+    return f"the tensors that lack a dim come after it\nwrite: {line}"
 
 
 def trained_groups(groups: ModelGroups, tensors: dict[str, LogicalTensor]) -> ModelGroups:

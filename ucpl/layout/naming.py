@@ -13,6 +13,7 @@ from typing import NoReturn
 from ucpl.errors import fail
 from ucpl.language import nodes
 from ucpl.layout import axes as ax
+from ucpl.layout.by_index import whole_dim, whole_name, whole_text
 from ucpl.layout.layout import Entry, Group, LogicalTensor, States
 from ucpl.layout.scope import Scope, at
 from ucpl.layout.templates import PLACE_WORDS, template
@@ -74,6 +75,8 @@ class Naming:
         if not spoken:
             return
         brackets = ax.dims_of(*owner[1])
+        if isinstance(owner[0], Entry) and not {*brackets} <= {*dims, *(n for d in dims for n in self._of(d))}:
+            return  # an index that the tensor does not have: E205
         given = {n for b in brackets for n in self._of(b)} | self.mesh_axes | PLACE_WORDS
         for dim in sorted(dims - set(brackets)):
             for name in self._of(dim):
@@ -86,11 +89,12 @@ class Naming:
         yield from (dim, f"{dim}.local", *ax.leaves_of(dim, self.indices))
 
     def _refuse(self, name: str, dim: str, text: Text, owner: Entry | States) -> NoReturn:
-        bare = name.removesuffix(".local")
+        name, dim, bare = whole_dim(name), whole_dim(dim), name.removesuffix(".local")
         size = self.scope.value(bare) if self.scope.knows(bare) else None
         if isinstance(owner, Entry):
-            what = f"`{owner.path}`"
-            one = f"{owner.path}[{', '.join([*ax.dims_of(*owner.indices), dim])}] = ... is one stored tensor for each"
+            what = f"`{whole_name(owner.path)}`"
+            named = ", ".join([*map(whole_dim, ax.dims_of(*owner.indices)), dim])
+            one = f"{whole_name(owner.path)}[{named}] = ... is one stored tensor for each"
         else:
             what, one = "this state line", f"group NAME[{dim}] = ... is one flat buffer for each"
         places = [at(text[1], "named here")]
@@ -98,9 +102,9 @@ class Naming:
             places.append(at(owner.span, f"no index {dim} in brackets here"))
         fail(
             "E122",
-            f'"{text[0]}" names `{name}`, which has no value here: {what} has no index `{dim}` in brackets',
+            f'"{whole_text(text[0])}" names `{name}`, which has no value here: {what} has no index `{dim}` in brackets',
             *places,
-            remedy=f"{one}; {{size({bare})}} is the size{'' if size is None else f', {size}'}",
+            remedy=f"{one}; {{size({whole_dim(bare)})}} is the size{'' if size is None else f', {size}'}",
         )
 
 

@@ -373,11 +373,11 @@ def for_hole(span: nodes.Span, items: Sequence[nodes.Record], layout: Layout) ->
     if item is None or item.shape is None:
         return ""
     cuts = [s.mesh_axis for node in walk(*item.shape) if isinstance(node, nodes.Cut) for s in node.splits]
-    sums = any(isinstance(node, nodes.Stack) for node in walk(*item.shape))
+    sums = any(isinstance(node, nodes.Stack) and len(node.terms) > 1 for node in walk(*item.shape))
     twice = next((axis for axis in cuts if cuts.count(axis) > 1), None)
-    if twice is not None and not sums:
-        return f"a rank has one coordinate of {twice}, so that it has one piece along both: cut one dim by `@{twice}`"
     packed = next((n for n in walk(*item.shape) if isinstance(n, nodes.Cut) and _cut_twice(n)), None)
+    if twice is not None and not sums and packed is None:
+        return f"a rank has one coordinate of {twice}, so that it has one piece along both: cut one dim by `@{twice}`"
     if packed is not None:
         return f"a rank has one coordinate of {_cut_twice(packed)}, and one piece along it: write `@{_cut_twice(packed)}` once"
     dealt = _dealt_twice(item, items, cuts, [axis for mesh in layout.meshes for axis in mesh.axes])
@@ -457,9 +457,10 @@ def _dealt_twice(item: nodes.Entry, items: Sequence[nodes.Record], cuts: Sequenc
             f"{rule.name} is dealt over {both} (line {rule.span.line}), and the entry is cut over {both}, too:"
             " a rank has one piece of both"
         )
-        free = next((axis for axis in axes if axis not in cuts and axis not in over), None)
+        others = {axis for one in items if isinstance(one, nodes.Index) for axis in _axes_in(one.axis)}
+        free = next((axis for axis in axes if axis not in cuts and axis not in over and axis not in others), None)
         if free is None:
-            return f"{why}. Deal {rule.name} over another axis of the mesh"
+            return f"{why}\nwrite: {print_item(rewritten(item, partial(_without_cut, both)))}"
         of = [e for e in items if isinstance(e, nodes.Entry) and rule.name in _named_in(*e.indices)]
         if [e for e in of if both in _axes_in(*(e.shape or ()))] == [item] and len(of) > 1:
             return _with_line(why, rewritten(item, partial(_over_another, both, free)))
@@ -473,6 +474,13 @@ def _named_in(*axes: nodes.Record) -> set[str]:
 
 def _axes_in(*axes: nodes.Record) -> set[str]:
     return {s.mesh_axis for n in walk(*axes) if isinstance(n, nodes.Cut) for s in n.splits}
+
+
+def _without_cut(axis: str, node: nodes.Record) -> nodes.Record | None:
+    """The axis of a cut that cuts over this one alone."""
+    if isinstance(node, nodes.Cut) and [split.mesh_axis for split in node.splits] == [axis]:
+        return node.axis
+    return None
 
 
 def _over_another(axis: str, other: str, node: nodes.Record) -> nodes.Record | None:

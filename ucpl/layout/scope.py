@@ -196,7 +196,7 @@ class Scope:
         said = self.bindings.get(name)
         if isinstance(said, nodes.Name) and said.path.startswith("config."):
             return _of_key(said.path, name, value)
-        if isinstance(said, nodes.List):
+        if isinstance(said, nodes.List) or (said is not None and isinstance(value, list)):
             sizes = print_expr(said)
             line = worded(said.span, f"{name} = {sizes} by NAME", f"{name}[NAME] = {sizes}")
             return f"a dim with a size for each index of another names that one: dim {line}"
@@ -248,10 +248,13 @@ class Scope:
                 "E105",
                 f"`{key.path}` is a section of the config, and has no value of its own",
                 at(key.span, "asked for here"),
-                remedy=f"name a key of it: {', '.join(f'{key.path}.{one}' for one in [*section][:2])}",
+                remedy=_of_section(self.bindings.get(owner, expr), key.path, [*section], owner),
             )
         close = nearest(last, node) or _with_words(last, node)
         path = ".".join(["config", *steps, close or ""])
+        joined = nearest("_".join([*steps, last]), self.config) if steps and not node else None
+        if joined:
+            path, close = f"config.{joined}", joined
         inside = [] if close or last in node else [last] * (last in self.config) or _under(self.config, last)
         if len(inside) == 1:
             path, close = f"config.{inside[0]}", inside[0]
@@ -339,6 +342,14 @@ def _of_key(key: str, name: str, value: object) -> str:
     if isinstance(value, list):
         return f"name a key that has a whole number; how many items `{key}` has is length({key})"
     return f"`{key}` is {value!r}: name a key of the config that has a whole number"
+
+
+def _of_section(expr: nodes.Expr, key: str, keys: list[str], owner: str) -> str:
+    """Remedy for a section of the config as a value."""
+    if any(isinstance(n, nodes.Function) and n.name == "length" for n in walk(expr)):
+        given = f": -D {owner}={len(keys)}" if owner else ""
+        return f"`length` is of a list. A dim without a line has its size from the shapes of the checkpoint, or give it{given}"
+    return f"name a key of it: {', '.join(f'{key}.{one}' for one in keys[:2])}"
 
 
 def literal(value: Value) -> nodes.Expr:

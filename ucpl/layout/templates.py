@@ -442,6 +442,7 @@ def _no_value(rule: Template, name: str, variables: Mapping[str, Value]) -> NoRe
         at(rule.span),
         remedy=_rank_word(name)
         or _counted(name)
+        or _tensor_word(name)
         or (_AN_AXIS.format(name) if name in USUAL_AXES else "")
         or (
             f"did you mean `{close}`?"
@@ -454,6 +455,12 @@ def _no_value(rule: Template, name: str, variables: Mapping[str, Value]) -> NoRe
 _AN_AXIS = (
     "`{0}` is no axis here: write it in the `mesh` line, and its degree among the parameters, or take `{{{0}}}` out"
 )
+
+
+def _tensor_word(name: str) -> str:
+    """Of `tensor` and `param`: the name on the left side."""
+    words = ("tensor", "param", "parameter", "tensor_name", "param_name", "path")
+    return "the name on the line's left side is `{name}`" if name in words else ""
 
 
 def _rank_word(name: str) -> str:

@@ -17,6 +17,7 @@ from ucpl.extents import Key
 from ucpl.language.nodes import NOWHERE, Span
 from ucpl.layout import Entry
 from ucpl.layout import axes as ax
+from ucpl.layout.by_index import whole_dim
 from ucpl.layout.scope import at
 from ucpl.placement.homes import Homes
 from ucpl.records import define, frozen
@@ -357,4 +358,6 @@ def _telling_apart(key: str, by: tuple[str, ...]) -> str:
     sign = next((s for s in ("%d", "%s", "*", "\\d+") if s in key), "")
     if sign:
         return f'{_APART}: an index is written in braces, as in "{key.replace(sign, "{l}")}"'
-    return f"{_APART}: {' and '.join(f'{{{name}}}' for name in by)}" if by else f"{_APART}, as {{l}} or {{tp}}"
+    return (
+        f"{_APART}: {' and '.join(f'{{{whole_dim(name)}}}' for name in by)}" if by else f"{_APART}, as {{l}} or {{tp}}"
+    )

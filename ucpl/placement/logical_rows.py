@@ -11,6 +11,7 @@ from typing import NoReturn
 from ucpl.errors import fail
 from ucpl.layout import Entry, Layout, LogicalTensor
 from ucpl.layout import axes as ax
+from ucpl.layout.by_index import whole_dim, whole_name
 from ucpl.layout.scope import at
 from ucpl.placement.cells import DigitBox, behind
 from ucpl.records import frozen
@@ -76,12 +77,13 @@ class LogicalRows:
         if sorted(need) != sorted(have) or any(b not in need for b in bracket):
             fail(
                 "E205",
-                f"`{self.entry.path}`: `{path}` has the dims {' '.join(tensor.dims)},"
-                f" the pattern names {' '.join([*sorted(bracket), *names])}",
+                f"`{whole_name(self.entry.path)}`: `{whole_name(path)}` has the dims {_shown(tensor)},"
+                f" the pattern names {' '.join(map(whole_dim, [*sorted(bracket), *names])) or '()'}",
                 at(self.entry.span, "each dim must be named exactly once"),
                 at(tensor.span, "defined here"),
                 remedy=self._in_the_brackets(path, tensor.dims, bracket - {*need})
                 or self._of_an_axis(need, have)
+                or self._of_one_element(path, tensor, have)
                 or self._of_one_tensor(path, tensor.dims, need, have)
                 or f"{_dims_remedy(need, have)}, as in `{_every_dim(self.entry, path, tensor.dims, _turned(need, have))}`",
             )
@@ -97,6 +99,15 @@ class LogicalRows:
             else ""
         )
 
+    def _of_one_element(self, path: str, tensor: LogicalTensor, have: list[str]) -> str:
+        """Remedy for an axis of one element in a pack, or ""."""
+        unnamed = [d for d, n in zip(tensor.dims, tensor.counts, strict=True) if "#" in d and d not in have and n == 1]
+        if not unnamed or len(self.entry.targets) == 1:
+            return ""
+        one = next((d for d in have if d not in tensor.dims and self.layout.sizes.get(d) == 1), "one")
+        line = " ".join(one if d == unnamed[0] else d for d in tensor.dims)
+        return f"in a pack, an axis of one element is a dim with a name: `dim {one} = 1`, and `{path} : {line}` in the model"
+
     def _of_one_tensor(self, path: str, dims: tuple[str, ...], need: list[str], have: list[str]) -> str:
         """Remedy for a dim of one tensor, probably misspelt, or ""."""
         turned = _turned(need, have)
@@ -111,7 +122,13 @@ class LogicalRows:
         """Remedy for an unknown index of the tensor, or ""."""
         if not odd:
             return ""
-        kept = [name for axis in self.entry.indices for name in ax.dims_of(axis) if name not in odd]
+        named = [name for axis in self.entry.indices for name in ax.dims_of(axis)]
+        kept = [name for name in named if name not in odd]
+        of_pattern = {name for axis in self.entry.shape for name in ax.dims_of(axis)}
+        free = [dim for dim in dims if dim not in of_pattern and dim not in kept]
+        if len(odd) == len(free) == 1:
+            line = f"{self.entry.path}[{', '.join(free[0] if name in odd else name for name in named)}]"
+            return f"`{path}` has the dims {' '.join(dims)}, and no {min(odd)}: write `{line} = ...`"
         line = f"{self.entry.path}[{', '.join(kept)}]" if kept else self.entry.path
         return (
             f"take {', '.join(sorted(odd))} out of the brackets, `{line} = ...`: `{path}` has the dims {' '.join(dims)}"
@@ -199,14 +216,58 @@ def _every_dim(entry: Entry, path: str, dims: tuple[str, ...], turned: dict[str,
     cuts = {
         a.axis.name: _cut_text(a) for a in ax.walk(*entry.shape) if isinstance(a, ax.Cut) and isinstance(a.axis, ax.Dim)
     }
-    left = " ".join("_" if "#" in d else f"{d}{cuts.get(turned.get(d, d), '')}" for d in dims if d not in bracket)
+    left = " ".join(
+        "_" if "#" in d else f"{whole_dim(d)}{cuts.get(turned.get(d, d), '')}" for d in dims if d not in bracket
+    )
     label = next((one for one, target in entry.targets.items() if target == path), None)
     if label is not None:
         around = {a.name for a in entry.shape if isinstance(a, ax.Dim)}  # axes that all parts have behind them
         left = " ".join(d for d in left.split() if d not in around)
         return f"{label}: {left or '()'}"
-    indices = f"[{', '.join(bracket)}]" if bracket else ""
-    return f"{entry.path}{indices} = {left or '()'}"
+    indices = f"[{', '.join(map(whole_dim, bracket))}]" if bracket else ""
+    return f"{whole_name(entry.path)}{indices} = {(not turned and _as_it_is_grouped(entry, dims)) or left or '()'}"
+
+
+def _as_it_is_grouped(entry: Entry, dims: tuple[str, ...]) -> str:
+    """The entry's own pattern with each dim once.
+
+    It keeps parentheses and cuts. Empty if it has other parts than dims, or if a dim without a name is absent.
+    """
+    named = [d for axis in (*entry.indices, *entry.shape) for d in ax.dims_of(axis)]
+    absent = [d for d in dims if d not in named]
+    if len({*named}) != len(named) or any("#" in d for d in absent):
+        return ""
+    texts = [_grouped(axis, dims) for axis in entry.shape]
+    if None in texts:
+        return ""
+    places = [next((dims.index(d) for d in ax.dims_of(axis) if d in dims), len(dims)) for axis in entry.shape]
+    for d in absent:  # an axis of its own, where the model has it
+        at_least = next((i for i, place in enumerate(places) if place > dims.index(d)), len(texts))
+        texts.insert(at_least, whole_dim(d))
+        places.insert(at_least, dims.index(d))
+    return " ".join(text for text in texts if text)
+
+
+def _grouped(axis: ax.Axis, dims: tuple[str, ...]) -> str | None:
+    """Text of an axis without foreign dims; None for other parts."""
+    match axis:
+        case ax.Dim(name=name, low=0, high=None):
+            return ("_" if "#" in name else whole_dim(name)) if name in dims else ""
+        case ax.Cut(axis=inner):
+            text = _grouped(inner, dims)
+            return text + _cut_text(axis) if text else text
+        case ax.Stack(terms=(ax.Term(label=None, axes=axes),)):
+            texts = [_grouped(one, dims) for one in axes]
+            if None in texts:
+                return None
+            kept = [text for text in texts if text]
+            return f"({' '.join(kept)})" if len(kept) > 1 else " ".join(kept)
+    return None
+
+
+def _shown(tensor: LogicalTensor) -> str:
+    """Dims of a tensor as the model has them."""
+    return " ".join(str(n) if "#" in d else whole_dim(d) for d, n in zip(tensor.dims, tensor.counts, strict=True))
 
 
 def _cut_text(cut: ax.Cut) -> str:
@@ -216,7 +277,7 @@ def _cut_text(cut: ax.Cut) -> str:
 
 
 def _dims_remedy(need: list[str], have: list[str]) -> str:
-    missing = [d for d in need if d not in have]
+    missing = ["`_`" if "#" in d else whole_dim(d) for d in need if d not in have]
     extra = [d for d in have if d not in need] + [d for d in dict.fromkeys(have) if have.count(d) > 1]
     out = []
     if missing:
