@@ -32,7 +32,10 @@ from ucpl.texts import is_text
 
 __all__ = ["parser_of", "run"]
 
-GARBAGE = 300_000  # new objects that may be garbage before it is looked for: more than a start makes
+GARBAGE = 300_000, 10, 10  # new objects that may be garbage before it is looked for: more than a start makes
+# Of one command: a plan of many tensors makes millions of objects, and most of them last to its end.
+GARBAGE_OF_ONE = 1_000_000, 10, 1_000
+_LASTING = frozenset(("lsp", "vault", "show"))  # verbs that may serve for hours
 _ASKED = ("E114", "E124")  # an argument is missing, wherever the finding points
 _OF_CHECKPOINTS = "E300"  # the first code of a layout that does not fit a checkpoint
 _ABOUT_TEXTS = ("check", "roundtrip", "fmt")
@@ -171,7 +174,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     before = arguments[: next((i for i, a in enumerate(arguments) if not a.startswith("-")), len(arguments))]
     thresholds = gc.get_threshold()
-    gc.set_threshold(GARBAGE, *thresholds[1:])  # imports make many objects and no garbage: a tenth of the start
+    gc.set_threshold(*(GARBAGE_OF_ONE if _LASTING.isdisjoint(arguments) else GARBAGE))
     console = Console(json="--json" in arguments, debug="--debug" in arguments)
     if argv is None:  # nothing else in this process needs algorithms of graphs at its start
         put_off_algorithms()

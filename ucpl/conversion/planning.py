@@ -258,7 +258,7 @@ def plan_of(
 
     after, recipe = decide_target_passes(opened, recipe)
     parts["account"] = account_of(recipe, tensors_of(graph, graph.dropped), opened)
-    parts["unread"] = unread_of(opened.extents, graph.sources.each)
+    parts["unread"] = unread_of(opened.extents, graph.sources)
     return order(graph, recipe, losses=losses_of(opened), replays=replays_of(opened), **parts), after
 
 

@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from ucpl.extents.records import Key
 from ucpl.extents.structure import StoredTensor
 from ucpl.records import frozen
 from ucpl.tables import I64, Block
@@ -100,6 +101,11 @@ class Shelves(Sequence[StoredTensor]):
     @cached_property
     def each(self) -> tuple[StoredTensor, ...]:
         return tuple(tensor for s in self.shelves for tensor in s.each)
+
+    @property
+    def places(self) -> Iterator[tuple[str, Key]]:
+        """File and key of each stored tensor."""
+        return (place for s in self.shelves for places in s.block.each_places() for place in places)
 
     @cached_property
     def files(self) -> frozenset[str]:

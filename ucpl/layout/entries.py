@@ -6,7 +6,7 @@ Globs and `*` are expanded for every tensor that no entry names.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from typing import NoReturn
 
@@ -20,7 +20,7 @@ from ucpl.layout import axes as ax
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.globs import Globs, literals
 from ucpl.layout.layout import Entry, Family, GlobMatch, LogicalTensor
-from ucpl.layout.models import unknown_tensor
+from ucpl.layout.models import Alike, ModelTensors, unknown_tensor
 from ucpl.layout.name_remedies import nearest
 from ucpl.layout.patterns import axes_closed, check_indices, check_live, check_no_flat, dims_in, reject_live
 from ucpl.layout.remedies import for_dim, for_entry, for_parts
@@ -30,8 +30,8 @@ from ucpl.layout.storing import Ground, is_there, stated_clauses
 from ucpl.records import define, frozen
 
 __all__ = [
-    "Placing", "StoredTogether", "Wild", "WrittenEntries", "alike_of", "entries_of", "is_wild", "written_entries",
-    "MEMBER", "Kin", "with_sizes",
+    "Folding", "Placing", "StoredTogether", "Wild", "WrittenEntries", "alike_of", "entries_of", "is_wild",
+    "written_entries", "MEMBER", "Kin", "with_sizes",
 ]  # fmt: skip
 
 BUNDLE_FROM = 200  # tensors of different sizes; fewer keep nodes of their own, by name
@@ -238,17 +238,13 @@ def entries_of(
     ground: Ground,
     tensors: dict[str, LogicalTensor],
     aliases: dict[str, str],
-    groups: Iterable[tuple[str, ...]] | None = None,
-    kin: Kin | None = None,
+    folding: Folding | None = None,
 ) -> Placing:
-    """Entries of all tensors, with families and bundles on request.
-
-    groups: the members of each parameter group, if tensors that are stored alike become one family. kin: see `alike_of`.
-    """
+    """Entries of all tensors, with families and bundles on request."""
     written = written_entries(items, ground.scope)
     alike = StoredTogether({}, ())
-    if groups is not None:
-        alike = alike_of(tensors, {*written.explicit, *aliases.values()}, groups, written.of, kin)
+    if folding is not None:
+        alike = alike_of(tensors, frozenset((*written.explicit, *aliases.values())), folding, written)
         with_sizes(ground.scope, tensors, alike)
     families = alike.families
     placed = {**tensors, **{path: family.tensor for path, family in families.items()}}
@@ -509,7 +505,6 @@ MEMBER = "#name"  # ends the name of the dim over the members
 _NUMBER = re.compile(r"\d+")
 _PARTS = re.compile(r"\d+|\D+")
 
-Lines = Callable[[str, LogicalTensor], Sequence[nodes.Entry]]
 Kin = Mapping[str, str]  # tensor -> its family in another checkpoint
 
 
@@ -524,40 +519,67 @@ class StoredTogether:
     bundles: tuple[tuple[str, ...], ...]
 
 
+@frozen(eq=False)
+class Folding:
+    """Families that a model allows, for both sides of a plan.
+
+    groups: the members of each parameter group. kin: of each tensor, its family in another checkpoint, for a comparison;
+    families and members are then in the order of their numbers, in any checkpoint.
+    """
+
+    model: ModelTensors
+    groups: tuple[tuple[str, ...], ...]
+    kin: Kin | None = None
+
+    def alike(self, tensors: Mapping[str, LogicalTensor], apart: frozenset[str]) -> Alike:
+        """Tensors of equal facts, whose names differ in numbers alone.
+
+        They are found once for both sides.
+        """
+        is_shared = self.kin is None and tensors is self.model.tensors
+        found = self.model.alike.get((apart, self.groups)) if is_shared else None
+        if found is not None:
+            return found
+        found = {}
+        group_of = {path: n for n, members in enumerate(self.groups) for path in members}
+        for path in self.ordered(tensors):
+            tensor = tensors[path]
+            if path not in apart and _is_plain(tensor):
+                facts = tensor.dtype, tensor.kind, tensor.state_dtypes, group_of.get(path)
+                own = tensor.counts, facts, self.kin.get(path) if self.kin else None
+                found.setdefault((_NUMBER.sub("*", path), own), []).append(path)
+        if is_shared:
+            self.model.alike[apart, self.groups] = found
+        return found
+
+    def ordered(self, tensors: Mapping[str, LogicalTensor]) -> Iterable[str]:
+        return tensors if self.kin is None else sorted(tensors, key=_by_numbers)
+
+
 def alike_of(
-    tensors: Mapping[str, LogicalTensor],
-    apart: Iterable[str],
-    groups: Iterable[tuple[str, ...]],
-    lines: Lines,
-    kin: Kin | None = None,
+    tensors: Mapping[str, LogicalTensor], apart: frozenset[str], folding: Folding, written: WrittenEntries
 ) -> StoredTogether:
     """Families and bundles of tensors that model and layout treat alike.
 
     Their dims have no names. Names that differ in numbers alone are one family. Other names with the same sizes are one, too.
     Of the rest, tensors with as many dims are a bundle.
 
-    apart: tensors that something speaks of by name. groups: the members of each parameter group. lines: the entries of a
-    tensor. kin: its family in another checkpoint, for a comparison; families and members are then in the order of their
-    numbers, in any checkpoint.
+    apart: tensors that something speaks of by name. written: the entries of the layout.
     """
-    alone = {*apart}
-    group_of = {path: n for n, members in enumerate(groups) for path in members}
     found: dict[tuple[str, object], list[str]] = {}
-    kind_of: dict[str, object] = {}
+    kind_of: dict[object, object] = {}  # of bundles
     entries: dict[int, tuple[int, ...]] = {}  # of each list of entries: none if one of them stores nothing
-    for path in tensors if kin is None else sorted(tensors, key=_by_numbers):
-        tensor = tensors[path]
-        if path in alone or not _is_plain(tensor):
-            continue
-        said = lines(path, tensor)
-        if id(said) not in entries:
-            entries[id(said)] = tuple(map(id, said)) if all(item.shape is not None for item in said) else ()
-        if stored := entries[id(said)]:
-            kind = tensor.dtype, tensor.kind, tensor.state_dtypes, group_of.get(path), stored
-            own = tensor.counts, kind
-            kind_of[path] = len(tensor.counts), kind
-            alike = own if not kin else (own, kin.get(path))
-            found.setdefault((_NUMBER.sub("*", path), alike), []).append(path)
+    for (name, said), members in folding.alike(tensors, apart).items():
+        for path in members if written.lines else members[:1]:  # without globs, a kind has one list of entries
+            lines = written.of(path, tensors[path])
+            if id(lines) not in entries:
+                entries[id(lines)] = tuple(map(id, lines)) if all(item.shape is not None for item in lines) else ()
+            if stored := entries[id(lines)]:
+                kind_of[said, stored] = len(said[0]), said[1], stored
+                found.setdefault((name, (said, stored)), []).extend([path] if written.lines else members)
+    if written.lines:  # a glob can part tensors, so that others come first
+        place = {path: n for n, path in enumerate(folding.ordered(tensors))}
+        found = dict(sorted(found.items(), key=lambda one: place[one[1][0]]))
     by_size: dict[object, tuple[list[str], str | None]] = {}  # in the model's order, with the form of them all
     for key, paths in found.items():
         if len(paths) > 1:
@@ -573,9 +595,9 @@ def alike_of(
                 path, number = f"{name} ({number})", number + 1
             out[path] = _family(path, paths, tensors[paths[0]])
     rest: dict[object, list[str]] = {}
-    for paths, _ in by_size.values():
-        if len(paths) == 1 and all(map(_has_any_size, lines(paths[0], tensors[paths[0]]))):
-            rest.setdefault(kind_of[paths[0]], []).append(paths[0])
+    for common, (paths, _) in by_size.items():
+        if len(paths) == 1 and all(map(_has_any_size, written.of(paths[0], tensors[paths[0]]))):
+            rest.setdefault(kind_of[common], []).append(paths[0])
     return StoredTogether(out, tuple(tuple(paths) for paths in rest.values() if len(paths) >= BUNDLE_FROM))
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
+from operator import is_
 from typing import NoReturn
 
-from attrs import evolve
+from attrs import evolve, field
 
 from ucpl.errors import UcplError, fail
 from ucpl.language import nodes, print_expr, print_item, worded
@@ -20,10 +22,12 @@ from ucpl.layout.name_remedies import for_name, nearest
 from ucpl.layout.remedies import CONFIG_KEYS, for_extent, for_open_dim, for_rest, for_tensor
 from ucpl.layout.scales import with_scalings
 from ucpl.layout.scope import Scope, UnknownNumber, at
-from ucpl.records import frozen
+from ucpl.records import define, frozen
 
 __all__ = [
+    "Alike",
     "ModelGroups",
+    "ModelTensors",
     "UnknownTensor",
     "aliases_of",
     "check_digits",
@@ -51,6 +55,42 @@ class UnknownTensor:
     """
 
     name: str
+
+
+Facts = tuple[
+    tuple[int, ...], object, str | None
+]  # counts, the other facts of a model, and the family in another checkpoint
+Alike = dict[tuple[str, Facts], list[str]]  # by the name without its numbers
+
+
+@define(eq=False, slots=False)
+class ModelTensors:
+    """The tensors of a given model, for both sides of a plan.
+
+    Their dims are numbers, so no layout changes one of them. `alike`: by named tensors and groups.
+    """
+
+    items: Sequence[nodes.ModelItem]
+    tensors: dict[str, LogicalTensor]
+    alike: dict[object, Alike] = field(factory=dict)
+
+    @classmethod
+    def of(cls, model: nodes.Model, items: Sequence[nodes.ModelItem], scope: Scope) -> ModelTensors:
+        """They are made once while the model lives."""
+        known = _KEPT.get(id(model))
+        if known is not None and len(known.items) == len(items) and all(map(is_, known.items, items)):
+            return known
+        made = cls(items, tensors_of(items, scope, families=True))
+        said = [i for i in items if isinstance(i, nodes.Tensor)]
+        if all(i.when is None and i.scaling is None for i in said):
+            dims = {id(i.dims): i.dims for i in said}  # a model of files has one record for all dims of a shape
+            if all(dim.name is None and dim.range is None for one in dims.values() for dim in one):
+                _KEPT[id(model)] = made
+                weakref.finalize(model, _KEPT.pop, id(model), None)
+        return made
+
+
+_KEPT: dict[int, ModelTensors] = {}  # of models that live
 
 
 def tensors_of(items: Sequence[nodes.ModelItem], scope: Scope, *, families: bool = False) -> dict[str, LogicalTensor]:

@@ -15,12 +15,13 @@ from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.language import nodes, print_expr
 from ucpl.language.walk import walk
 from ucpl.layout import axes as ax
-from ucpl.layout.entries import Kin, entries_of
+from ucpl.layout.entries import Folding, Kin, entries_of
 from ucpl.layout.fills import fillings_of
 from ucpl.layout.layout import Entry, GlobMatch, Layout, Mesh, States, domain_rules
 from ucpl.layout.library import Library
 from ucpl.layout.misplaced_statements import check_acting, check_founded, check_known, check_places
 from ucpl.layout.models import (
+    ModelTensors,
     UnknownTensor,
     aliases_of,
     check_digits,
@@ -101,8 +102,8 @@ def resolved(opened: OpenedLayout, sizes: Mapping[str, Value], *, fold: bool = F
     check_digits(model_items)
     check_sizes(model_items, [*model_items, *items], scope)
     indices = index_rules([*model_items, *items], scope)
-    folds = fold and _can_fold(opened)
-    tensors = tensors_of(model_items, scope, families=folds)
+    known = ModelTensors.of(opened.model, model_items, scope) if fold and _can_fold(opened) else None
+    tensors = known.tensors if known is not None else tensors_of(model_items, scope)
     aliases = aliases_of(model_items, tensors, scope)
     _check_asserts(opened)
     model_groups = groups_of(model_items, tensors)
@@ -112,8 +113,10 @@ def resolved(opened: OpenedLayout, sizes: Mapping[str, Value], *, fold: bool = F
         check_founded(opened.fresh, items, model_items)
     ground = ground_of(items, scope, indices)
     try:
-        apart = [members for _, members in model_groups] if folds else None
-        placing = entries_of(items, ground, tensors, aliases, apart, kin)
+        folding = None
+        if known is not None:
+            folding = Folding(known, tuple(members for _, members in model_groups), kin)
+        placing = entries_of(items, ground, tensors, aliases, folding)
         entries, families = placing.entries, placing.families
         groups = groups_of_layout(items, ground, tensors, entries, model_groups)
     except UcplError as error:

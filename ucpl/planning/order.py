@@ -74,7 +74,7 @@ def order(
         name=parts.get("name", "convert"),
         source_call=graph.source.layout.call,
         target_call=graph.target.layout.call,
-        source=structure_of(graph.source.located),
+        source=structure_of(graph.source.located, like=known.target),
         target=known.target,
         source_shelves=known.source_shelves,
         target_shelves=known.target_shelves,
@@ -137,8 +137,11 @@ def structure_digest(sources: Shelves) -> str:
     return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
 
 
-def structure_of(placement: Placement) -> Structure:
-    """A located layout in a framework's terms."""
+def structure_of(placement: Placement, like: Structure | None = None) -> Structure:
+    """A located layout in a framework's terms.
+
+    like: the other side of a plan; equal tensors are the same records.
+    """
     from ucpl.placement.sharding import shardings_of
 
     placement = placement.own or placement
@@ -151,25 +154,26 @@ def structure_of(placement: Placement) -> Structure:
         trained = tuple(p for p, t in layout.tensors.items() if t.kind == "parameter" and p not in void)
         groups = (("parameters", trained),) if trained else ()
     of_groups = {s.name: {p for g, members in groups if g in (s.groups or ()) for p in members} for s in layout.states}
-    tensors = tuple(
-        NamedTensor(
-            path,
-            t.counts,
-            t.dtype or "",
-            t.kind,
+    known = {} if like is None else {tensor.name: tensor for tensor in like.tensors}
+    tensors = []
+    for path, t in layout.tensors.items():
+        if path in void:
+            continue
+        of_states = t.kind == "parameter" and layout.states
+        states = (
             tuple(
                 s.name
                 for s in layout.states
-                if t.kind == "parameter"
-                and (s.groups is None or path in of_groups[s.name])
-                and (not s.is_reduced or t.of(s.name) is not t)
+                if (s.groups is None or path in of_groups[s.name]) and (not s.is_reduced or t.of(s.name) is not t)
             )
-            if layout.states
-            else (),
+            if of_states
+            else ()
         )
-        for path, t in layout.tensors.items()
-        if path not in void
-    )
+        other = known.get(path)
+        own = (t.counts, t.dtype or "", t.kind, states)
+        if other is None or own != (other.shape, other.dtype, other.kind, other.states):
+            other = NamedTensor(path, *own)
+        tensors.append(other)
     settings = {k: v for k, v in layout.settings.items() if v is None or isinstance(v, int | str | bool | float)}
     for mesh in layout.meshes:
         for axis, degree in zip(mesh.axes, mesh.degrees, strict=True):
@@ -177,7 +181,7 @@ def structure_of(placement: Placement) -> Structure:
     return Structure(
         framework=layout.framework,
         settings=settings,
-        tensors=tensors,
+        tensors=tuple(tensors),
         aliases={alias: owner for alias, owner in layout.aliases.items() if owner not in void},
         groups=groups,
         flats=tuple(_plain_flat(f) for f in placement.flats),

@@ -14,7 +14,7 @@ from pathlib import Path
 from ucpl.digests import crc32
 from ucpl.errors import Diagnostic, Label, UcplError
 from ucpl.errors import catalogue as codes
-from ucpl.extents import Extent, Key, StoredTensor, key_text
+from ucpl.extents import Extent, Key, Shelves, StoredTensor, key_text
 
 __all__ = ["Unread", "check_known", "check_known_files", "unread_of"]
 
@@ -25,9 +25,9 @@ SHOWN = 8  # findings that are listed
 _NUMBER = re.compile(r"[0-9]+")
 
 
-def unread_of(extents: Extents, sources: Iterable[StoredTensor]) -> Unread:
+def unread_of(extents: Extents, sources: Shelves) -> Unread:
     """Every stored tensor with elements that is none of `sources`."""
-    read = {(t.file, t.key) for t in sources}
+    read = {*sources.places}
     found: dict[str, list[int]] = {}
     for (file, key), extent in extents.items():
         if extent.numel and (file, key) not in read:
