@@ -159,6 +159,27 @@ def test_a_pipeline_whose_shards_name_its_tensors_gives_its_weights(tmp_path: Pa
         assert bits == {tuple(states["weight"].view(-1).tolist()) for states in held.values()}
 
 
+GROUPED = [
+    "deepspeed/z1_dp4",
+    "deepspeed/z2_dp3_frozen",
+    "deepspeed/pp2_dp2_z1_functions",
+    "numbered/pp2",
+    "numbered/pp2_bf16",
+]
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("name", GROUPED)
+def test_frozen_parameters_and_groups_are_kept(name: str, stage: int, tmp_path: Path) -> None:
+    """A job with the same groups loads the weights and masters."""
+    source = open_checkpoint(ALL / name).state
+    ucpl.convert(ALL / name, tmp_path / "target", f"zero{stage}(dp = 2)", weights_alone=True)
+    target = open_checkpoint(tmp_path / "target").state
+    assert {t.name: t.kind for t in target.tensors} == {t.name: t.kind for t in source.tensors}
+    assert [{*group.members} for group in target.groups] == [{*group.members} for group in source.groups]
+    assert len(target.groups) == 2
+
+
 OF_MEGATRON = ["legacy_buckets", "legacy_moe", "legacy_vpp", "fsdp_tp2", "dist_adam_tp2", "dist_dp_reshardable_tp2"]
 
 

@@ -100,3 +100,33 @@ def test_moments_that_are_filled_are_loaded_plainly_and_trained_on(stage: int, f
     assert found["differences"] == []
     assert found["after"] == pytest.approx(found["expected"], rel=0, abs=1e-6)
     assert len(set(found["after"])) == 3
+
+
+FROZEN = {"model": "net", "dtype": "fp32", "optimizer": "adamw", "freeze": True}
+
+
+@pytest.fixture(scope="module")
+def rescued(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two groups and a frozen parameter, without its optimizer."""
+    folder = tmp_path_factory.mktemp("rescued")
+    saved: dict[str, Any] = {"do": "train", "world": DEGREE, "run": {**FROZEN, "stage": 2}, "steps": 0}
+    saved |= {"folder": str(folder / "saved"), "truth": str(folder / "truth.pt")}
+    launch("rescued", [{**saved, "result": str(folder / "saved.json")}], JOB)
+    jobs = []
+    for stage in (1, 2, 3):
+        target = folder / f"zero{stage}"
+        to = ["--to", f"zero{stage}(dp={DEGREE})", "--weights-alone"]
+        subprocess.run(
+            [sys.executable, "-m", "ucpl", "convert", saved["folder"], str(target), *to], cwd=ROOT, check=True
+        )
+        job: dict[str, Any] = {"do": "warm", "run": {**FROZEN, "stage": stage}, "seed": SEED, "folder": str(target)}
+        jobs.append({**job, "world": DEGREE, "result": str(folder / f"warm{stage}.json")})
+    launch("rescued", jobs, JOB)
+    return folder
+
+
+@pytest.mark.parametrize("stage", (1, 2, 3))
+def test_a_run_of_two_groups_takes_its_weights(stage: int, rescued: Path) -> None:
+    found = result(rescued, f"warm{stage}")
+    assert found["differences"] == []
+    assert found["after"] == pytest.approx(found["expected"], rel=0, abs=1e-6)

@@ -107,7 +107,7 @@ def _read_expert_groups(gathered: Gathered, grid: _Grid, held: HeldExperts, firs
     if grid.topology.optims:
         read_expert_groups(gathered, held, grid.modules, grid.topology)
     else:
-        gathered.groups += groups_without_optimizer(held, first, grid.topology)
+        gathered.groups[:] = groups_without_optimizer(held, first, grid.topology)
 
 
 def _facts(

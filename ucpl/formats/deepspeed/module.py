@@ -197,7 +197,7 @@ def module_of(part: TorchFile, groups: Groups, stage: int, shared: Value | None)
                 Label(str(part.path), where="param_shapes"),
             )
         shapes[name] = shape
-    rest = tuple(n for n in shapes if stage and n not in buffers and n not in trained)
+    rest = tuple(n for n in shapes if (stage or trained) and n not in buffers and n not in trained)
     unstored = NotStored(left_out, is_by_choice(part, stage))
     return RankModule(part, groups, tensors, buffers, shapes, rest, aliases, empty, unstored)
 
@@ -317,7 +317,7 @@ def keep_module(gathered: Gathered, module: RankModule, shard: ModelRankFiles, s
                 gathered.consumed.add((part.file, held.key))
             else:
                 gathered.keep_where_full(part, held.key, held.held)
-        _keep_fragments(gathered, module, part, len(shard.metas) if stage == 3 else 0)
+        _keep_fragments(gathered, module, part, stage, len(shard.metas))
         if stage == 2:
             _point_to_weights(gathered, module, part)
     fragments = first.find("frozen_param_fragments")
@@ -333,17 +333,20 @@ def keep_module(gathered: Gathered, module: RankModule, shard: ModelRankFiles, s
         gathered.set("frozen_fragments", int(fragments is not None), f"frozen_param_fragments of {module.file.file}")
 
 
-def _keep_fragments(gathered: Gathered, module: RankModule, part: TorchFile, dp: int) -> None:
-    """Keep frozen parameters: complete ones, or one slice of `dp` each."""
+def _keep_fragments(gathered: Gathered, module: RankModule, part: TorchFile, stage: int, dp: int) -> None:
+    """Keep fragments of frozen parameters: copies of them, slices at stage 3.
+
+    Without the shards, a run of stage 2 is read as one of stage 0: there the module's tensors are enough.
+    """
     fragments = Value.of(part).find("frozen_param_fragments")
     for name, value in fragments.named() if fragments is not None else ():
         tensor = value.tensor()
         if name not in module.tensors:
             continue  # no tensor of the model: the account names it
-        if name in module.empty or name not in module.frozen:  # it was frozen later: the optimizer has it
+        if stage < 2 or name in module.empty or name not in module.frozen:  # it was frozen later: the optimizer has it
             gathered.consumed.add((part.file, value.key))
             continue
-        expected: Shape = (slice_numel(module.shapes[name], dp),) if dp else module.shapes[name]
+        expected: Shape = (slice_numel(module.shapes[name], dp),) if stage == 3 else module.shapes[name]
         if tensor.shape != expected:
             fail(
                 "E458",

@@ -13,7 +13,7 @@ from math import prod
 
 from attrs import evolve
 
-from ucpl.errors import Label, fail
+from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import NamedTensor, ParameterGroup, TensorRef
 from ucpl.extents.pipeline import Pipeline
 from ucpl.files.carrying import lifted
@@ -74,7 +74,7 @@ def read_pipeline(
         name: shardings[name].shape if name in shardings else ref.shape for name, ref in modules[0].tensors.items()
     }
     facts = StepFacts(
-        tensors=_named(gathered, pipeline, names, modules[0].tensors, shapes),
+        tensors=_named(gathered, pipeline, names, modules[0].tensors, shapes, _trained(gathered, told, names)),
         aliases={},
         callers=callers_of(topology.metas, pp=topology.pp, tp=topology.tp),
         shardings=shardings,
@@ -142,10 +142,20 @@ def _read_shards(
     return out
 
 
+def _trained(gathered: Gathered, told: ShardGroups, names: list[str]) -> set[str]:
+    """Trained parameters: of the optimizer, else of param_shapes, else all."""
+    members = {name for group in gathered.groups for name in group.members}
+    return members or {name for groups in told.groups for group in groups for name in group} or set(names)
+
+
 def _named(
-    gathered: Gathered, pipeline: Pipeline, names: list[str], tensors: dict[str, TensorRef], shapes: dict[str, Shape]
+    gathered: Gathered,
+    pipeline: Pipeline,
+    names: list[str],
+    tensors: dict[str, TensorRef],
+    shapes: dict[str, Shape],
+    trained: set[str],
 ) -> tuple[NamedTensor, ...]:
-    trained = {name for group in gathered.groups for name in group.members}
     buffers = set(pipeline.buffers)
     return tuple(
         NamedTensor(
@@ -161,10 +171,19 @@ def _named(
 
 
 def common_groups(topology: Topology, by_shard: list[list[ParameterGroup]], names: list[str]) -> list[ParameterGroup]:
-    """Parameter groups over all ranks.
+    """Parameter groups over all ranks; weights alone may have none.
 
     Their order on each stage must be the module's; otherwise there is no common order.
     """
+    try:
+        return _common_groups(topology, by_shard, names)
+    except UcplError:
+        if any(group.hyper for mine in by_shard for group in mine):
+            raise
+        return []  # of weights alone nothing depends on the groups
+
+
+def _common_groups(topology: Topology, by_shard: list[list[ParameterGroup]], names: list[str]) -> list[ParameterGroup]:
     metas = [shard.first for shard in topology.shards]
     counts = {len(mine) for mine in by_shard}
     if len(counts) > 1:

@@ -36,10 +36,12 @@ def read_whole_states(gathered: Gathered, module: RankModule, rank: ModelRank) -
     optimizer = Value.of(module.file).find("optimizer")
     if optimizer is not None and skips_optimizer("optimizer"):
         gathered.consumed.update((e.file, e.key) for e in module.file.extents() if e.key[:1] == ("optimizer",))
+        gathered.groups += _of_param_shapes(module)
         return
     found = numbered(module, rank)
     if found is None:
         gathered.remarks.append("there is no optimizer state: weights alone")
+        gathered.groups += _of_param_shapes(module)
         return
     names, how = names_of(found)
     gathered.set("parameter_order", rank.origin or how, f"optimizer of {module.file.file} names no parameter")
@@ -60,6 +62,12 @@ def read_whole_states(gathered: Gathered, module: RankModule, rank: ModelRank) -
         _read_flats(gathered, found, names, rank.coordinates)
     else:
         _read_each(gathered, found, names)
+
+
+def _of_param_shapes(module: RankModule) -> list[ParameterGroup]:
+    """The members of groups; their hyper-parameters are in the optimizer."""
+    members = [tuple(name for name in group if name not in module.empty) for group in module.groups]
+    return [ParameterGroup(str(g), names, {}) for g, names in enumerate(members)]
 
 
 def _idle(found: Numbered, names: Named) -> list[str]:
