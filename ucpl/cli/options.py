@@ -32,12 +32,12 @@ __all__ = [
     "write_text",
 ]
 
-_MEMORY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
+_MEMORY = r"(?i)([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:I?B)?"
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_PAIR = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*[=:]\s*(-?[0-9]+)")  # in whatever form
-_SEVERAL = re.compile(r"(?:\w+=-?[0-9]+[,; ]+)+\w+=-?[0-9]+")
-_WHOLE = re.compile(r"[+-]?[0-9](?:_?[0-9])*")
+_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+_PAIR = r"([A-Za-z_][A-Za-z0-9_]*)\s*[=:]\s*(-?[0-9]+)"  # in whatever form
+_SEVERAL = r"(?:\w+=-?[0-9]+[,; ]+)+\w+=-?[0-9]+"
+_WHOLE = r"[+-]?[0-9](?:_?[0-9])*"
 WORKERS_MAX = 1024
 DIGITS_MAX = 18  # of a number that surely fits 64 bits
 NUMBER_MAX = 1 << 62
@@ -193,7 +193,7 @@ def memory_of(text: str, name: str = "--memory") -> int:
 
     Units are powers of 1024. Raises: UcplError E173.
     """
-    found = _MEMORY.fullmatch(text.strip())
+    found = re.fullmatch(_MEMORY, text.strip())
     size = float(found[1]) * (1 << _UNITS[found[2].upper()]) if found is not None else 0.0
     if not 1 <= size < NUMBER_MAX:
         fail(
@@ -233,23 +233,23 @@ def sizes_of(texts: Sequence[str]) -> dict[str, Value]:
     for text in texts:
         name, equals, value = text.partition("=")
         here = Label("<command line>", where=f"-D {text[:SHOWN]}")
-        if not equals or not _NAME.fullmatch(name) or not value or _SEVERAL.fullmatch(text):
+        if not equals or not re.fullmatch(_NAME, name) or not value or re.fullmatch(_SEVERAL, text):
             if name.startswith("config."):
                 remedy = (
                     "a value of the config is in the file of --config; -D gives a size of the text by its name: -D h=8"
                 )
                 fail("E177", f"-D {name[:SHOWN]}: a key of the config is no size", here, remedy=remedy)
-            found = _PAIR.findall(text)
+            found = re.findall(_PAIR, text)
             better = " ".join(f"-D {one}={number}" for one, number in found)
             fail(
                 "E177",
                 f"-D {text[:SHOWN]}: not of the form NAME=VALUE",
                 here,
-                remedy=f"write {better}" if found else f"write -D {name}=8" if _NAME.fullmatch(name) else "",
+                remedy=f"write {better}" if found else f"write -D {name}=8" if re.fullmatch(_NAME, name) else "",
             )
         if name in out:
             fail("E177", f"-D {name[:SHOWN]} is given twice", here, remedy="give it once: one name has one value")
-        if not _WHOLE.fullmatch(value.strip()):
+        if not re.fullmatch(_WHOLE, value.strip()):
             out[name] = value
         elif len(value) > DIGITS_MAX:
             fail("E177", f"-D {name[:SHOWN]}: a number of {len(value)} digits is no size", here)

@@ -61,7 +61,7 @@ _SYNONYMS = {  # of options, in other tools
 }  # fmt: skip
 _WRITTEN = {".ucpl": "-o", ".plan": "-o", ".svg": "--svg", ".html": "--html"}  # options for files, by the suffix
 _FIRST = "ucpl convert SRC DST --to zero3 -D dp=8"
-_CHOICE = re.compile(r"argument (.+?): invalid choice: '(.*)' \(choose from (.*)\)")
+_CHOICE = r"argument (.+?): invalid choice: '(.*)' \(choose from (.*)\)"
 _CHECKPOINTS = (
     "source",
     "checkpoint",
@@ -90,7 +90,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         remedy = self._example()
-        if (found := _CHOICE.fullmatch(message)) is not None:
+        if (found := re.fullmatch(_CHOICE, message)) is not None:
             name, wrong, words = found[1], found[2], re.findall(r"'([^']*)'", found[3])
             message = f"{name}: invalid choice: `{wrong}`"
             close = nearest(wrong, words)

@@ -19,10 +19,10 @@ _USUAL = 80  # columns of a terminal that gives none
 _NARROWEST = 20  # columns: in fewer, no text can be read
 _COLOR = re.compile("\x1b\\[[0-9;]*m")
 _COMMAND = ("ucpl ", "python ")  # a shell continues with the next line after a backslash
-_SOURCE = re.compile(r"\s*[0-9]* \|")  # a line of a file, or the carets below it
-_LABEL = re.compile(r"\s*\S.{0,44}?(?:  +|: )(?=\S)")  # as in `read          12 bytes` and `  = help: text`
+_SOURCE = r"\s*[0-9]* \|"  # a line of a file, or the carets below it
+_LABEL = r"\s*\S.{0,44}?(?:  +|: )(?=\S)"  # as in `read          12 bytes` and `  = help: text`
 # A quoted text with its spaces, `name = value`, or a word; the spaces before it belong to it.
-_WORD = re.compile(r"""\s*(?:[^\s"'`]*[=(\[]|)(["'`])(?:(?!\1).){1,400}\1(?![^\s.,;:)\]])\S*|\s*\S+ = \S+|\s*\S+""")
+_WORD = r"""\s*(?:[^\s"'`]*[=(\[]|)(["'`])(?:(?!\1).){1,400}\1(?![^\s.,;:)\]])\S*|\s*\S+ = \S+|\s*\S+"""
 
 
 def width_of(stream: IO[str]) -> int | None:
@@ -48,9 +48,9 @@ def wrapped(line: str, width: int | None, indent: int | None = None) -> list[str
     Pieces after the first are indented as the text behind its label, or by `indent`.
     """
     plain = _COLOR.sub("", line)
-    if width is None or len(plain) <= width or _SOURCE.match(plain):
+    if width is None or len(plain) <= width or re.match(_SOURCE, plain):
         return [line]
-    found = _LABEL.match(line)
+    found = re.match(_LABEL, line)
     name = found[0] if found is not None and _size(found[0]) <= min(width // 2, 26) else ""
     label, text = _size(name), _size(name.rstrip())  # a text that fits no line stays next to its label
     inner = (label or len(plain) - len(plain.lstrip()) + 2) if indent is None else indent
@@ -72,7 +72,7 @@ def _words(line: str, room: int) -> Iterator[tuple[str, str]]:
     A line that breaks after them has that end.
     """
     command = " \\" if line.lstrip().startswith(_COMMAND) else ""
-    for found in _WORD.finditer(line):
+    for found in re.finditer(_WORD, line):
         word = found[0]
         if word.strip() == "python":  # of a remedy: all that follows is its command
             command = " \\"

@@ -16,8 +16,6 @@ from pathlib import Path
 
 from attrs import evolve, field
 
-from ucpl.conversion.changes import ChangeOrigin, Changes
-from ucpl.conversion.changing import demand_acting, demand_left_out, demand_states_left_out
 from ucpl.conversion.degrees import (
     ALONE,
     Degrees,
@@ -34,11 +32,9 @@ from ucpl.conversion.degrees import (
 from ucpl.conversion.drawn_lists import call_with_lists, dims_of, list_parameters, lists_text
 from ucpl.conversion.drawn_sizes import ConfigList, Sizes, config_lists, lets_of
 from ucpl.conversion.error_causes import depends_on_trials, same_place
-from ucpl.conversion.planning import closed_call
 from ucpl.conversion.requests import Called, Given
 from ucpl.conversion.side import Side, demand_names, located
 from ucpl.errors import Diagnostic, UcplError, fail
-from ucpl.inference.sizes import sizes_of_shapes
 from ucpl.language import nodes, parse, parse_call, print_expr, print_file, worded
 from ucpl.layout import Layout, Library, load
 from ucpl.layout.by_index import whole_name
@@ -229,7 +225,7 @@ class _Checker:
     tried: list[str] = field(factory=list)
     unchecked: list[str] = field(factory=list)
     counts: dict[str, int] = field(factory=dict)
-    held: dict[str, nodes.Call] = field(factory=dict)  # calls of the last layout that hold, by their degrees
+    held: dict[str, Side] = field(factory=dict)  # of the last layout, where it holds, by the degrees
     untried: list[Remark] = field(factory=list)  # on axes that no degree suits
     line: int = 0  # of the statement that is checked
 
@@ -490,12 +486,13 @@ class _Checker:
     def stored(self, node: nodes.Layout, degrees: Degrees) -> None:
         """Check all ranks of a layout at some degrees, and its completeness."""
         call = self.with_lists(node, degrees)
-        self.complete(self.located(call, rank=None), node)
-        self.held[degrees_text(degrees)] = call
+        side = self.located(call, rank=None)
+        self.complete(side, node)
+        self.held[degrees_text(degrees)] = side
 
     def held_text(self, changed: Degrees, degrees: Degrees) -> str:
         """Degrees at which a layout holds, with its drawn lists."""
-        lists = lists_text(self.held[degrees_text(degrees)])
+        lists = lists_text(self.held[degrees_text(degrees)].called.call)
         return ", ".join(filter(None, (degrees_text(changed), lists)))
 
     def with_lists(self, node: nodes.Layout, degrees: Degrees) -> nodes.Call:
@@ -606,6 +603,10 @@ class _Checker:
         self.over(partial(_Drawing.of, self, f"plan {node.name}", layouts), planned)
 
     def plan_at_sizes(self, node: nodes.Plan) -> None:
+        from ucpl.conversion.changes import ChangeOrigin
+        from ucpl.conversion.changing import demand_states_left_out
+        from ucpl.conversion.planning import closed_call
+
         source, target = (self.located(closed_call(self.file, call, self.given)) for call in (node.source, node.target))
         self.lint("dead-change", dead_plan_names(node))
         if source.layout.model_name != TRIAL:
@@ -636,6 +637,10 @@ class _Checker:
 
         Raises: UcplError E327, E328.
         """
+        from ucpl.conversion.changes import ChangeOrigin, Changes
+        from ucpl.conversion.changing import demand_acting, demand_left_out
+        from ucpl.conversion.planning import closed_call
+
         if target.called.is_of_any:
             return
 
@@ -712,7 +717,7 @@ class _Drawn:
     suits: bool = False
     sizes: dict[str, int] = field(factory=dict)
     config: dict[str, Json] = field(factory=dict)  # of drawn lists
-    held: dict[str, nodes.Call] = field(factory=dict)
+    held: dict[str, Side] = field(factory=dict)
     tried: list[str] = field(factory=list)
     untried: list[Remark] = field(factory=list)
     remarks: list[Remark] = field(factory=list)  # those that do not depend on the draw
@@ -835,22 +840,23 @@ class _Drawing:
     def unread(self, drawn: _Drawn) -> Iterator[str]:
         """A remark on open dims that no shape would give."""
         lost: dict[str, str] = {}
-        for call in drawn.held.values():
-            if not Called(self.checker.library, call).is_of_any:
-                lost |= self.lost(call, drawn)
+        for side in drawn.held.values():
+            if not side.called.is_of_any:
+                lost |= self.lost(side, drawn)
         if lost:
             why = next((f" ({why})" for why in lost.values() if why), "")
             yield f"{self.name} as a source needs {_options([*lost])}: no stored shape of it gives {listed([*lost])}{why}"
 
-    def lost(self, call: nodes.Call, drawn: _Drawn) -> dict[str, str]:
+    def lost(self, side: Side, drawn: _Drawn) -> dict[str, str]:
         """Open dims that no shape gives, each with the reason."""
+        from ucpl.inference.sizes import sizes_of_shapes
+
         checker, sizes, config = self.checker, drawn.sizes, drawn.config or self.checker.given.config
         given = {**sizes, **checker.given.sizes}
-        placement = located(Called(checker.library, call), evolve(checker.given, sizes=given, config=config)).placement
-        stored = [("/".join(map(str, h.key)), h.shape) for part in placement.parts for h in part.homes]
+        stored = [("/".join(map(str, h.key)), h.shape) for part in side.placement.parts for h in part.homes]
         known = {name: size for name, size in given.items() if name not in self.sizes.open}
         try:
-            found = sizes_of_shapes(stored, checker.library, call, config, known)
+            found = sizes_of_shapes(stored, checker.library, side.called.call, config, known)
         except UcplError as error:
             message = error.diagnostics[0].message
             return dict.fromkeys([n for n in self.sizes.open if f"`{n}`" in message] or self.sizes.open, message)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Dialect", "DialectTensor", "Names", "described_as", "dialect", "names_of", "refuse", "split_names"]
 
 _OF = re.compile(r"(?:^|\s+)of\s+(?=\S+\.ucpl:)")
-_OF_NO_FILE = re.compile(r"(?:^|[\s)])of\s+(?!\S*\.ucpl:)([\w:]+\(.*)")
+_OF_NO_FILE = r"(?:^|[\s)])of\s+(?!\S*\.ucpl:)([\w:]+\(.*)"
 
 
 def split_names(text: str) -> tuple[str, str | None]:
@@ -44,7 +44,7 @@ def split_names(text: str) -> tuple[str, str | None]:
     Raises: UcplError E335 if no file follows `of`.
     """
     found = _OF.search(text)
-    if found is None and (other := _OF_NO_FILE.search(text)):
+    if found is None and (other := re.search(_OF_NO_FILE, text)):
         refuse(other.group(1), "write a layout of a file after `of`, as in llama.ucpl:hf()")
     return (text[: found.start()], text[found.end() :]) if found else (text, None)
 

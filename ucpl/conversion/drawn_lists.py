@@ -86,7 +86,7 @@ def list_parameters(library: Library, node: nodes.Layout) -> tuple[ListParameter
     items = items_of(library, nodes.Call(node.name)) if open_ones else []
     bound = {b.name: b.value for i in items if isinstance(i, nodes.Let | nodes.Dims) for b in i.bindings}
     for item in walk(*items):
-        for one in _uses(item, bound):
+        for one in _uses(item, bound) if type(item) in _USING else ():
             if one.name in open_ones:
                 before = found.get(one.name, one)
                 found[one.name] = evolve(
@@ -109,6 +109,9 @@ def dims_of(
         except UcplError:  # the layout's own resolution reports it
             continue
     return {name: size for name, size in found.items() if size}
+
+
+_USING = frozenset((nodes.Function, nodes.Dim, nodes.Cut, nodes.Binding))  # kinds of nodes that use a list
 
 
 def _uses(node: object, bound: Mapping[str, nodes.Expr]) -> Iterator[ListParameter]:

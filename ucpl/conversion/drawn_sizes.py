@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cache
 
 from attrs import evolve, field
 
@@ -210,11 +211,15 @@ def probed(model: nodes.Model, sizes: Mapping[str, Value], config: Config) -> La
 
     The error is reported when the layout itself is resolved.
     """
-    probe = load(("<probe>", "ucpl 2\nlayout probe() of any {\n  file weights = none\n  * = ...\n}\n"))
     try:
-        return resolve(probe, nodes.Call("probe"), model=model, config=config, define_sizes=dict(sizes))
+        return resolve(_probe(), nodes.Call("probe"), model=model, config=config, define_sizes=dict(sizes))
     except UcplError:
         return None
+
+
+@cache
+def _probe() -> Library:
+    return load(("<probe>", "ucpl 2\nlayout probe() of any {\n  file weights = none\n  * = ...\n}\n"))
 
 
 def _configured(path: str, config: Config) -> object:

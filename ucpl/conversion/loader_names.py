@@ -33,9 +33,9 @@ PEFT = "base_model.model."
 ADAPTER, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 DIFFUSERS = "diffusion_pytorch_model.safetensors"
 # In a run, an adapter's name is behind the kind: lora_A.default.weight. PEFT saves lora_A.weight.
-_OF_ADAPTER = re.compile(rf"\.(?:{KINDS}|modules_to_save)\.(?!(?:weight|bias)\Z)(?P<adapter>[^.]+)(?=\.|\Z)")
-_SAVED = re.compile(rf"\.(?:{KINDS})(?:\.(?:weight|bias))?\Z")
-_OF_BASE = re.compile(r"\.(?:base_layer|original_module)(?=\.|\Z)")
+_OF_ADAPTER = rf"\.(?:{KINDS}|modules_to_save)\.(?!(?:weight|bias)\Z)(?P<adapter>[^.]+)(?=\.|\Z)"
+_SAVED = rf"\.(?:{KINDS})(?:\.(?:weight|bias))?\Z"
+_OF_BASE = r"\.(?:base_layer|original_module)(?=\.|\Z)"
 _UNSPELLED = frozenset('*{}"\\')  # characters with a meaning of their own in a quoted name
 
 
@@ -92,10 +92,13 @@ def _of_peft(names: Sequence[str], lead: str, source: Side, given: Given) -> _Na
 
     None: the names are not PEFT's. Raises: UcplError E394.
     """
-    found = {name: _OF_ADAPTER.search(name) for name in names}
+    search = re.compile(_OF_ADAPTER).search
+    found = {name: search(name) for name in names}
     adapters = sorted({match["adapter"] for match in found.values() if match is not None})
     is_peft = all(name.startswith(lead + PEFT) for name in names)
-    is_saved = _is_read_from(ADAPTER, source) or (is_peft and not adapters and any(map(_SAVED.search, names)))
+    is_saved = _is_read_from(ADAPTER, source) or (
+        is_peft and not adapters and any(map(re.compile(_SAVED).search, names))
+    )
     if not is_saved and (not adapters or not is_peft):
         return None
     if not is_saved and len(adapters) > 1:
@@ -121,7 +124,7 @@ def _of_peft(names: Sequence[str], lead: str, source: Side, given: Given) -> _Na
         for n, match in found.items()
         if match is not None
     }
-    base = {n: _OF_BASE.sub("", n.removeprefix(lead + PEFT)) for n, match in found.items() if match is None}
+    base = {n: re.sub(_OF_BASE, "", n.removeprefix(lead + PEFT)) for n, match in found.items() if match is None}
     files: dict[str, dict[str, str]] = {ADAPTER: own}
     if base:
         files["model.safetensors"] = base

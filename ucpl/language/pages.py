@@ -121,10 +121,10 @@ _HEAD_MAX = 40  # a head longer than this does not push the others' columns out
 _SEVERAL_MAX = 20  # of several left sides
 _BODY_MAX = 64
 _LISTS = frozenset({"assert", "block", "dim", "framework", "group", "import", "let", "plan", "use"})  # broken at commas
-_NO_COMMA = re.compile(r'"(?:[^"\\]|\\.)*"|\[[^\]]*\]')  # parts of a left side: a comma outside of them parts two sides
-_WORD = re.compile(r'(?:"(?:[^"\\]|\\.)*"|[^",])+')
+_NO_COMMA = r'"(?:[^"\\]|\\.)*"|\[[^\]]*\]'  # parts of a left side: a comma outside of them parts two sides
+_WORD = r'(?:"(?:[^"\\]|\\.)*"|[^",])+'
 # Clauses that cannot start a line: there the word would start a statement (`dtype f32`) or be a name (`value [1]`).
-_UNSTARTED = re.compile(r"dtype |\w+ \[")
+_UNSTARTED = r"dtype |\w+ \["
 
 
 @frozen
@@ -329,7 +329,7 @@ def _lines(row: StatementRow, head: int, body: int, indent: str) -> list[str]:
             return [whole]
     lines = _wrapped(line, indent) if row.kind in _LISTS or _has_several(row) else [line]
     for i, clause in enumerate(row.tail):
-        stuck = _UNSTARTED.match(clause) is not None
+        stuck = re.match(_UNSTARTED, clause) is not None
         fits = (i > 0 or len(lines) > 1) and len(lines[-1]) + 1 + len(clause) <= _WIDTH_MAX
         if stuck or fits:
             lines[-1] += f" {clause}"
@@ -348,12 +348,12 @@ def _is_long_list(row: StatementRow) -> bool:
 
 def _has_several(row: StatementRow) -> bool:
     """True if a statement has several left sides."""
-    return row.kind in ("tensor", "entry") and "," in row.head and "," in _NO_COMMA.sub("", row.head)
+    return row.kind in ("tensor", "entry") and "," in row.head and "," in re.sub(_NO_COMMA, "", row.head)
 
 
 def _wrapped(line: str, indent: str) -> list[str]:
     """A list, broken after its commas where it is too long."""
-    first, *words = (word.strip() for word in _WORD.findall(line))
+    first, *words = (word.strip() for word in re.findall(_WORD, line))
     lines = [indent + first]
     for word in words:
         if len(lines[-1]) + len(word) + 3 <= _WIDTH_MAX:

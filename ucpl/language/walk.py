@@ -9,14 +9,14 @@ import re
 from collections.abc import Callable
 from functools import cache
 from operator import attrgetter
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import attrs
 from attrs import AttrsInstance
 
 from ucpl.language.nodes import Copies, Span, Without
 
-__all__ = ["children", "inside", "lowest_version", "rewritten", "walk"]
+__all__ = ["inside", "lowest_version", "rewritten", "walk"]
 
 Record = TypeVar("Record", bound=AttrsInstance)
 Change = Callable[[AttrsInstance], AttrsInstance | None]
@@ -35,51 +35,36 @@ def _is_plain(of: object) -> bool:
     return isinstance(of, str) and all(word in _PLAIN or word[0] == '"' for word in _WORDS.findall(of))
 
 
-class _Getters(dict[type, Callable[[AttrsInstance], tuple[object, ...]] | None]):
+class _Readers(dict[type, Callable[[AttrsInstance], object] | None]):
     """Of each kind of record: the reader of these fields.
 
-    None without fields.
+    It gives one value, or a tuple of several. None: there are no such fields.
     """
 
-    def __missing__(self, kind: type) -> Callable[[AttrsInstance], tuple[object, ...]] | None:
+    def __missing__(self, kind: type) -> Callable[[AttrsInstance], object] | None:
         names = _fields(kind)
-        get = attrgetter(*names) if names else None
-        self[kind] = get if get is None or len(names) > 1 else lambda node: (get(node),)
+        self[kind] = attrgetter(*names) if names else None
         return self[kind]
 
 
-_VALUES = _Getters()
-
-
-def children(node: AttrsInstance) -> list[AttrsInstance]:
-    """Records directly inside a record, in the order of the text."""
-    found: list[AttrsInstance] = []
-    values = _VALUES[type(node)]
-    if values is not None:
-        _gather(values(node), found)
-    return found
-
-
-def _gather(values: tuple[object, ...], found: list[AttrsInstance]) -> None:
-    for one in values:
-        if type(one) is tuple:
-            _gather(one, found)
-        elif type(one) not in _ATOMS:
-            found.append(cast(AttrsInstance, one))
+_VALUES = _Readers()
 
 
 def walk(*roots: AttrsInstance) -> list[AttrsInstance]:
     """Each record, then all that it holds, depth first."""
     found: list[AttrsInstance] = []
-    todo = [*roots[::-1]]
+    todo: list[Any] = [roots]  # records, tuples of them, and values that are neither
     while todo:
-        node = todo.pop()
-        found.append(node)
-        values = _VALUES[type(node)]
-        if values is not None:
-            inner: list[AttrsInstance] = []
-            _gather(values(node), inner)
-            todo += inner[::-1]
+        one = todo.pop()
+        kind = type(one)
+        if kind is tuple:
+            todo += one[::-1]
+        elif kind not in _ATOMS:
+            found.append(one)
+            values = _VALUES[kind]
+            if values is not None:
+                held = values(one)
+                todo += held[::-1] if type(held) is tuple else (held,)
     return found
 
 

@@ -205,9 +205,9 @@ def check_known(items: Iterable[nodes.Record], scope: Scope, *, with_dims: bool 
                 if not _is_known(name, scope):
                     scope.lookup(name, item.span)
         for node in walk(item):
-            if isinstance(node, nodes.Name) and node.path not in _OF_OTHERS and not _is_known(node.path, scope):
+            if type(node) is nodes.Name and node.path not in _OF_OTHERS and not _is_known(node.path, scope):
                 scope.lookup(node.path, node.span)
-            elif isinstance(node, nodes.Split) and not scope.knows(node.mesh_axis):
+            elif type(node) is nodes.Split and not scope.knows(node.mesh_axis):
                 fail(
                     "E148",
                     f"`@{node.mesh_axis}` cuts over a mesh axis that there is not",
@@ -215,7 +215,7 @@ def check_known(items: Iterable[nodes.Record], scope: Scope, *, with_dims: bool 
                     remedy=for_axis(node.mesh_axis, scope.mesh_axes),
                     about=UnknownAxis(node.mesh_axis),
                 )
-            elif with_dims and isinstance(node, nodes.Dim) and not scope.knows(node.name):
+            elif with_dims and type(node) is nodes.Dim and not scope.knows(node.name):
                 fail(
                     "E169",
                     f"no dim is called `{node.name}`",

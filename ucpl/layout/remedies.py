@@ -71,7 +71,7 @@ CONFIG_KEYS = frozenset(
 )
 _EVERY_SECOND = ("even", "odd")
 _ORDERS = ("T", "mT", "t", "transpose")  # of torch: the other order of two dims
-_NUMBER_IN_A_NAME = re.compile(r"\\?\*|\(?(?:\\d|\[0-9\])[+*]?\)?|%d|\$\{?\w*\}?|\{[\w,]*\}|\?|\[\w+\]")
+_NUMBER_IN_A_NAME = r"\\?\*|\(?(?:\\d|\[0-9\])[+*]?\)?|%d|\$\{?\w*\}?|\{[\w,]*\}|\?|\[\w+\]"
 
 
 def for_dim(
@@ -323,8 +323,8 @@ def for_tensor(name: str, tensors: Iterable[str], otherwise: str = "add it to th
     head, _, tail = name.rpartition(".")
     if head in known and tail.isidentifier() and len(tail) <= 2:
         return f"an index comes in brackets: `{head}[{tail}]`"
-    if _NUMBER_IN_A_NAME.search(name):
-        key = _NUMBER_IN_A_NAME.sub("{l}", name)
+    if re.search(_NUMBER_IN_A_NAME, name):
+        key = re.sub(_NUMBER_IN_A_NAME, "{l}", name)
         return (
             "a tensor's name is no pattern; one line covers all layers with an index in brackets, as in "
             f'`w[l] = h  as "{key}"`. In a layout of any model a star is the only wildcard: "{key.replace("{l}", "*")}"'

@@ -137,21 +137,22 @@ def template(text: str, span: nodes.Span) -> Template:
     return Template(text, tuple(p for p in parts if p != ""), span)
 
 
-# Texts of other tools between braces, and their replacements.
+# Texts of other tools between braces, as patterns, and their replacements. Patterns of refusals are compiled on use: all
+# of them at each start would take longer than to read a file.
 _OPERAND = r"([\w.]+(?:\([^()]*\))?|\([^()]*\))"
 _HABITS = (
     (
-        re.compile(rf"(|.*[-+(,]\s*){_OPERAND}\s*//\s*{_OPERAND}(.*)"),
+        rf"(|.*[-+(,]\s*){_OPERAND}\s*//\s*{_OPERAND}(.*)",
         r"\1floor(\2, \3)\4",
         "`/` leaves no remainder: `floor(a, b)` rounds down",
     ),
-    (re.compile(r"(.*)//(.*)"), r"\1/\2", "`/` divides whole numbers, and leaves no remainder"),
-    (re.compile(r"(\w+)![rsa]"), r"\1", "a number has one text; `{x:02}` has two digits"),
-    (re.compile(r"(?:str|int|repr)\((\w+)\)"), r"\1", "a number has one text"),
-    (re.compile(r"(\w+)\.(?:lower|upper|strip)\(\)"), r"\1", "a name is as the model has it"),
-    (re.compile(r"(\w+) rank"), r"\1", "the name of a mesh axis is the coordinate of a rank on it"),
-    (re.compile(r"\$(\w+)"), r"\1", "a name is written as it is"),
-    (re.compile(r"\{(.*)\}?"), r"\1", "one pair of braces"),
+    (r"(.*)//(.*)", r"\1/\2", "`/` divides whole numbers, and leaves no remainder"),
+    (r"(\w+)![rsa]", r"\1", "a number has one text; `{x:02}` has two digits"),
+    (r"(?:str|int|repr)\((\w+)\)", r"\1", "a number has one text"),
+    (r"(\w+)\.(?:lower|upper|strip)\(\)", r"\1", "a name is as the model has it"),
+    (r"(\w+) rank", r"\1", "the name of a mesh axis is the coordinate of a rank on it"),
+    (r"\$(\w+)", r"\1", "a name is written as it is"),
+    (r"\{(.*)\}?", r"\1", "one pair of braces"),
 )
 
 
@@ -166,7 +167,7 @@ def _read(said: str, text: str, span: nodes.Span) -> nodes.Expr:
         first = error.diagnostics[0]
         why = "braces hold a number or a name, and perhaps its digits: `{l}`, `{l + 1}`, `{tp:02}`, `{size(tp)}`"
         for habit, instead, reason in _HABITS:
-            if (found := habit.fullmatch(said.strip())) is not None:
+            if (found := re.fullmatch(habit, said.strip())) is not None:
                 new = found.expand(instead)
                 why = f'{reason}\nwrite: "{text.replace(said, new)}"'
                 break
@@ -402,7 +403,7 @@ def _value(rule: Template, part: Hole, variables: Mapping[str, Value]) -> Value:
     return value
 
 
-_COUNTED = re.compile(r"(?:(local|global)_(\w+)|(\w+?)[._](local|global))")
+_COUNTED = r"(?:(local|global)_(\w+)|(\w+?)[._](local|global))"
 
 
 def _counted(name: str) -> str:
@@ -410,7 +411,7 @@ def _counted(name: str) -> str:
 
     They count an index on the rank, or in the model.
     """
-    found = _COUNTED.fullmatch(name)
+    found = re.fullmatch(_COUNTED, name)
     if found is None:
         return ""
     dim, count = found[2] or found[3], found[1] or found[4]

@@ -6,7 +6,6 @@ Keys that arithmetic needs are errors if they are absent. These are in condition
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 
 from ucpl.language import nodes, print_expr
 from ucpl.language.walk import walk
@@ -63,6 +62,8 @@ def _odd_key(path: str, config: Mapping[str, Json], tried: set[str]) -> str:
         )
     if last in node:
         return ""
+    from difflib import get_close_matches  # a tenth of the work of a good file would be its import
+
     near = get_close_matches(last, list(node), 1, _ALIKE)
     other = ".".join(["config", *steps, near[0]]) if near else ""
     return f"is no key of the config, which has `{other}`. Write that" if other and other not in tried else ""

@@ -324,7 +324,7 @@ def unread_dims(layout: Layout, items: Iterable[nodes.LayoutItem]) -> Iterator[s
             )
 
 
-_BRACES = re.compile(r"\{(\w+)\}")
+_BRACES = r"\{(\w+)\}"
 _WITHOUT_GRADIENT = ("bool", "i64", "i32", "i16", "i8", "u64", "u32", "u16", "u8")
 
 
@@ -350,7 +350,7 @@ def odd_tensors(file: nodes.File) -> Iterator[str]:
                     f"{model.name}: `when` of `{item.path}` (line {item.span.line}) speaks of `{name}`, which is how many there"
                     f" are: some of them are `{item.path} : {name}[2..] ...`"
                 )
-            for name in dict.fromkeys(n for n in _BRACES.findall(item.path) if n in dims):
+            for name in dict.fromkeys(n for n in re.findall(_BRACES, item.path) if n in dims):
                 path = re.sub(r"\.?\{\w+\}", "", item.path).strip(".") or "w"
                 yield (
                     f'{model.name}: "{item.path}" (line {item.span.line}) is one name, braces and all. An index is a dim: write'

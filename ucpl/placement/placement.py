@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import field
@@ -15,7 +16,9 @@ from ucpl.layout.layout import Policy
 from ucpl.placement.homes import Home, Homes
 from ucpl.records import frozen
 from ucpl.tables import I64, Table, block, column, each, split_rows
-from ucpl.tables.operations import Digits
+
+if TYPE_CHECKING:
+    from ucpl.tables.operations import Digits
 
 __all__ = [
     "LOOSE", "Blob", "BlobPlace", "Home", "Homes", "Part", "Pieces", "Placement", "digits_of", "element_name",
