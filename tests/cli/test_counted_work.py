@@ -16,13 +16,14 @@ from pathlib import Path
 import pytest
 
 import ucpl
-from benchmarks.sparse import MAKERS, unlike
+from benchmarks.sparse import MAKERS, tensors_like, unlike
 from tests.cli.command import FIXTURES, ROOT
 from tests.counted import calls
 from ucpl.cli.run import run
 from ucpl.conversion.planning import Asked
 from ucpl.conversion.requests import Given
 from ucpl.conversion.share import share_of
+from ucpl.formats.opening import open_checkpoint
 from ucpl.planning import Plan
 from ucpl.planning.files import plan_bytes
 from ucpl.runtime import Report
@@ -31,6 +32,7 @@ PER_TENSOR = 2_700  # bytes of memory at most, of one tensor more in a plan with
 PEAK = 8 << 20  # bytes of memory, of a plan of 2,300 tensors
 CALLS = 220  # at most, for one tensor more that folds
 APART = 400  # at most, for one tensor more of a size of its own
+OPENED = 215  # at most, to open a torch file with one tensor more
 NAMED = 750  # bytes at most that one more tensor adds to the file of such a plan: its names and places
 MODULES = 326  # of ucpl, in a process of `convert`
 READS = 600  # calls of a conversion that reads 67 MB and writes 34, in tiles of 1 MiB
@@ -127,6 +129,16 @@ def test_one_more_tensor_in_a_plan_takes_few_calls(folders: list[Path], tmp_path
         MAKERS["huggingface"](tmp_path / str(count), unlike(count), 8)
     few, many = (calls_of_plan(tmp_path / str(count)) for count in (2_100, 2_300))
     assert many - few <= APART * 200, (few, many)
+
+
+def test_one_more_tensor_in_a_torch_file_takes_few_calls(tmp_path: Path) -> None:
+    counts = []
+    for n in (500, 1000):
+        path = tmp_path / f"{n}.pt"
+        MAKERS["plain"](path, tensors_like(n, (2, 2)), 1)
+        open_checkpoint(path)  # imports
+        counts.append(calls(lambda path=path: open_checkpoint(path)))  # type: ignore[misc]
+    assert counts[1] - counts[0] <= OPENED * 500, counts
 
 
 def test_one_more_tensor_in_a_share_takes_as_few_calls(folders: list[Path]) -> None:

@@ -40,7 +40,7 @@ from ucpl.files.checkpoint import Checkpoint, Skeleton, SkeletonFile
 from ucpl.files.demands import Demands
 from ucpl.files.header_watch import Identity
 from ucpl.files.masters import SETTING, renamed
-from ucpl.files.pickles import unsafe_globals
+from ucpl.files.pickles import tensors_of, unsafe_globals
 from ucpl.files.plain_values import decode, encode
 from ucpl.files.scalars import counted_states, is_counted, number_of
 from ucpl.files.skipping import skips, skips_optimizer
@@ -157,13 +157,14 @@ class _Opened:
 
     def checkpoint(self, top: Path) -> Checkpoint:
         part = self.part
-        rows = [states.mapping() for states in self.named("params").values()]
+        params = self.named("params")
+        rows = [states.mapping() for states in params.values()]
         weights = [(states.get("weight"), states) for states in rows]
         several = ((one.shape, states) for one, states in weights if isinstance(one, TensorRef))
         self.counted.update(
             counted_states((shape, {str(k): v for k, v in states.items()}) for shape, states in several)
         )
-        shapes = {name: self.parameter(name, states) for name, states in self.named("params").items()}
+        shapes = {name: self.parameter(name, states) for name, states in params.items()}
         groups = self.groups(shapes)
         trained = {name for group in groups for name in group.members} or set(shapes)
         buffers = {name: value.tensor() for name, value in self.named("buffers").items()}
@@ -189,9 +190,9 @@ class _Opened:
             version=str(VERSION),
             extents=self.payload,
             carried_extents={
-                (part.file, extent.key): extent
-                for extent in part.extents()
-                if (part.file, extent.key) not in self.payload and extent.key not in known
+                (part.file, key): part.extent(key, tensor)
+                for key, tensor in tensors_of(part.value, part.file)
+                if (part.file, key) not in self.payload and key not in known
             },
             state=evolve(
                 state,
@@ -328,7 +329,9 @@ class _Opened:
 
     def without_elements(self, buffers: dict[str, TensorRef]) -> dict[str, object]:
         """Tensors that no plan names, as every reader notes them."""
-        weights = {name: states.mapping().get("weight") for name, states in self.named("params").items()}
+        # Each is a dict by now. Most files have none of these tensors.
+        params = self.value.at("params").mapping().items()
+        weights = {str(name): one["weight"] for name, one in params if isinstance(one, dict) and "weight" in one}
         found = [(name, one, False) for name, one in weights.items() if isinstance(one, TensorRef)]
         second = {alias: weights.get(owner.text()) for alias, owner in self.named("aliases").items()}
         found += [(alias, one, False) for alias, one in second.items() if isinstance(one, TensorRef)]
