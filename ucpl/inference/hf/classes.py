@@ -24,7 +24,7 @@ from ucpl.inference.hf.folding import Form, form_of, joined
 from ucpl.inference.hf.offline import offline
 from ucpl.inference.hf.records import Config, FoundTensor, Version
 from ucpl.inference.hf.splits import OutputSplit, split_of
-from ucpl.inference.hf.varying import COUNTED, Other, few_experts, lists_of, numbers_of, singles, varied
+from ucpl.inference.hf.varying import COUNTED, Other, few_experts, items_of, lists_of, numbers_of, singles, varied
 from ucpl.records import frozen
 
 __all__ = ["Class", "ClassTensors", "built_of", "class_of", "saved_of"]
@@ -180,7 +180,7 @@ def _asked(library: _Library, config: Config, place: str) -> Class:
     names = {t.name for t in own.tensors}
     plan = getattr(model, "_tp_plan", None) or {}
     return Class(
-        (evolve(own, numbers=numbers, lists=lists_of(config)), *variations),
+        (evolve(own, numbers=numbers, lists=lists_of(config), items=items_of(config)), *variations),
         {a: o for a, o in ties.items() if o in names and a not in names},
         {str(k): str(v) for k, v in plan.items()},
         absent,
@@ -206,7 +206,7 @@ def _variations(library: _Library, config: Config, made: object) -> tuple[dict[s
             for seed in range(_VARIATIONS):
                 other = varied(config, absent, seed, what)
                 model = library.built(config, from_dict(other))
-                out.append(Version(library.saved(model, config), numbers_of(other), lists_of(other)))
+                out.append(Version(library.saved(model, config), numbers_of(other), lists_of(other), items_of(other)))
         except Exception:  # whatever a class does of numbers that it does not expect
             continue
         return absent, [*out, *_singles(library, config, from_dict, absent)]
@@ -227,7 +227,7 @@ def _singles(
             try:
                 model = library.built(config, from_dict(other))
                 numbers = absent | numbers_of(other)
-                out.append(Version(library.saved(model, config), numbers, lists_of(other), path))
+                out.append(Version(library.saved(model, config), numbers, lists_of(other), items_of(other), path))
             except Exception:  # as above
                 continue
             break

@@ -91,6 +91,7 @@ def _of_class(made: Class | None, config: Config, notes: tuple[str, ...]) -> Mod
         notes,
         made.origin,
         splits=made.splits,
+        items=own.items,
     )
     return facts if behind is None else evolve(facts, tensors=_with_behind(own.tensors, behind), behind=behind)
 

@@ -39,6 +39,7 @@ class Version:
     tensors: tuple[FoundTensor, ...]
     numbers: dict[str, int] = field(factory=dict)
     lists: dict[str, list[Json]] = field(factory=dict)
+    items: dict[str, list[int]] = field(factory=dict)  # other lists of whole numbers: widths of convolutions
     changed: str = ""  # the one key that differs from the version before the first such; "" where several do
 
 
@@ -88,6 +89,7 @@ class ModelFacts:
     origin: str = "headers of its files"
     behind: Behind | None = None
     splits: dict[str, OutputSplit] = field(factory=dict)  # of fused tensors, by the name with * for numbers
+    items: dict[str, list[int]] = field(factory=dict)
 
 
 def agrees(seen: Vector, made: Vector) -> bool:

@@ -13,7 +13,7 @@ from math import prod
 from attrs import evolve, field
 
 from ucpl.inference.hf.recipes import FusedParts
-from ucpl.inference.hf.records import ModelFacts, Vector, agrees, moves
+from ucpl.inference.hf.records import ModelFacts, Vector, agrees, identifier, moves
 from ucpl.inference.hf.splits import OutputSplit
 from ucpl.inference.hf.varying import COUNTS, EXPERTS, HEADS, WIDTH
 from ucpl.records import define, frozen
@@ -295,6 +295,8 @@ class SizeSolver:
         These are one, two or three keys.
         """
         keys = self.movers(vector)
+        if len(keys) == 1 and keys[0] in self.facts.items:
+            return self._item(keys[0], vector)
         if not 0 < len(keys) <= _MOVERS_MAX or not all(k in self.keys for k in keys):
             return None
         for order in permutations([self.of_key(k) for k in keys]):
@@ -302,6 +304,17 @@ class SizeSolver:
                 if agrees(vector, size.vector):
                     return (size,)
         return None
+
+    def _item(self, path: str, vector: Vector) -> tuple[DimSize] | None:
+        """The item of a list that a size is, if it is one."""
+        versions = [self.facts.items, *(v.items for v in self.facts.variations)]
+        lists = [v.get(path, []) for v in versions]
+        found = []
+        for i in range(len(lists[0])):
+            made = tuple(items[i] if i < len(items) else -1 for items in lists)
+            if agrees(vector, made):
+                found.append(DimSize(f"{identifier(_last(path))}_{i}", f"config.{path}[{i}]", made, path))
+        return (found[0],) if len(found) == 1 else None
 
     def _simple(self) -> Iterator[tuple[DimSize, ...]]:
         named = [

@@ -24,6 +24,7 @@ __all__ = [
     "WIDTH",
     "Other",
     "few_experts",
+    "items_of",
     "lists_of",
     "numbers_of",
     "singles",
@@ -133,8 +134,17 @@ def singles(config: Config, absent: dict[str, int]) -> Iterator[tuple[str, list[
         is_divided = WIDTH.search(key) or HEADS.search(key) or _GROUPS.search(key) or "image" in key
         tries = (2 * value, 3 * value, value + 1) if is_divided else (value + 1, 2 * value, value + 2, value - 1)
         yield path, [_changed(config, path, n) for n in dict.fromkeys(tries) if n > 0 or "offset" in key]
-    for path, items in _lists(config):
-        yield path, [_changed(config, path, [2 * n for n in items]), _changed(config, path, [n + 1 for n in items])]
+    for path, items in items_of(config).items():
+        apart = [n + 1 + i for i, n in enumerate(items)]  # equal items become different
+        yield (
+            path,
+            [_changed(config, path, list(new)) for new in (apart, [2 * n for n in items], [n + 1 for n in items])],
+        )
+
+
+def items_of(config: Config) -> dict[str, list[int]]:
+    """Lists of sizes of a config, by path: not of layers, not of names."""
+    return dict(_lists(config))
 
 
 def few_experts(config: Config) -> Config:
