@@ -92,7 +92,7 @@ def test_codes_and_absmax_are_those_of_ranks_that_quantise_their_own_shard(
 
 @pytest.mark.parametrize("absmax", ["(h fb@tp)", "(h fb)"])
 def test_a_cut_inside_a_block_is_refused(absmax: str, spec: Path) -> None:
-    """At tp = 4, a rank has half a block of each row."""
+    """At tp = 4, each rank has half a block."""
     spec.write_text(TEXT.replace("(h fb@tp)", absmax))
     found = check(f"{spec}:ranks(tp = 4)", Given())
     assert [d.code for d in found.findings][:1] == ["E216"], found

@@ -306,7 +306,7 @@ class SizeSolver:
         return None
 
     def _item(self, path: str, vector: Vector) -> tuple[DimSize] | None:
-        """The item of a list that a size is, if it is one."""
+        """The item of a list with this size, or None."""
         versions = [self.facts.items, *(v.items for v in self.facts.variations)]
         lists = [v.get(path, []) for v in versions]
         found = []

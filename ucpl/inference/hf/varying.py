@@ -143,7 +143,7 @@ def singles(config: Config, absent: dict[str, int]) -> Iterator[tuple[str, list[
 
 
 def items_of(config: Config) -> dict[str, list[int]]:
-    """Lists of sizes of a config, by path: not of layers, not of names."""
+    """Lists of sizes of a config, by path."""
     return dict(_lists(config))
 
 
