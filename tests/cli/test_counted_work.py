@@ -36,7 +36,7 @@ OPENED = 215  # at most, to open a torch file with one tensor more
 NAMED = 750  # bytes at most that one more tensor adds to the file of such a plan: its names and places
 MODULES = 326  # of ucpl, in a process of `convert`
 READS = 600  # calls of a conversion that reads 67 MB and writes 34, in tiles of 1 MiB
-OTHERS = 640  # of Python and of packages, nearly half of them of networkx
+OTHERS = 390  # of Python and of packages, 30 of them of networkx
 
 
 def experts(layers: int) -> dict[str, tuple[int, ...]]:

@@ -374,7 +374,7 @@ def base() -> int:
 
 @pytest.mark.parametrize(
     ("verb", "new", "again"),
-    [("convert", 4.7, 3.1), ("plan", 4.2, 2.9), ("check", 4.6, 2.8)],  # check tries each layout at several degrees
+    [("convert", 3.97, 2.46), ("plan", 3.46, 2.31), ("check", 3.78, 2.1)],  # check tries each layout at several degrees
 )
 def test_verbs_start_with_little_more_than_the_base(
     verb: str, new: float, again: float, spec: Path, tmp_path: Path, tables_alone: None
@@ -391,7 +391,7 @@ def test_verbs_start_with_little_more_than_the_base(
 
 
 def test_what_reads_no_text_starts_with_less_than_the_base() -> None:
-    assert calls_of(STARTED, "inspect", str(SOURCE)) <= 0.96 * base()
+    assert calls_of(STARTED, "inspect", str(SOURCE)) <= 0.89 * base()
 
 
 # Modules that no successful verb imports, and modules that only other verbs import.
@@ -408,6 +408,7 @@ NEVER = frozenset(
         "tomllib",
         "scipy",
         "numpy.ma",
+        "networkx.algorithms",
     }
     | {
         "lark",
@@ -425,6 +426,7 @@ NOTHING_IS_PLANNED = frozenset(
     {"networkx", "importlib.metadata", "email", "ucpl.graph", "ucpl.planning", "ucpl.verification.proof.coverage"}
 )
 NO_TEXT = frozenset({"ucpl.language", "ucpl.layout", "ucpl.placement", "ucpl.inference"})
+UNASKED = frozenset({"ucpl.inference", "ucpl.files", "ucpl.tables.operations", "ucpl.conversion.planning"})
 NO_FILES = frozenset({"ucpl.formats.opening", "ucpl.formats.deepspeed.store", "ucpl.files.zips"})
 
 
@@ -436,7 +438,7 @@ def test_a_verb_imports_nothing_that_it_does_not_use(
         ("--help",): NEVER | NOTHING_RUNS | NOTHING_IS_PLANNED | NO_TEXT | NO_FILES | {"numpy", "ucpl.conversion"},
         ("explain", "E500"): NEVER - {"tomllib"} | NOTHING_RUNS | NOTHING_IS_PLANNED | NO_TEXT | NO_FILES | {"numpy"},
         ("formats",): NEVER - {"tomllib"} | NOTHING_RUNS | NOTHING_IS_PLANNED | NO_TEXT | NO_FILES | {"numpy"},
-        ("check", spec): NEVER | NOTHING_RUNS | NOTHING_IS_PLANNED | NO_FILES | {"ucpl.inference.parallel"},
+        ("check", spec): NEVER | NOTHING_RUNS | NOTHING_IS_PLANNED | NO_FILES | UNASKED,
         ("inspect", SOURCE): NEVER | NOTHING_RUNS | NOTHING_IS_PLANNED | NO_TEXT,
         ("infer", SOURCE): NEVER | NOTHING_RUNS | NOTHING_IS_PLANNED | {"ucpl.inference.parallel"},
         ("show", f"{spec}:stored()"): NEVER | NOTHING_RUNS | NOTHING_IS_PLANNED | NO_FILES,

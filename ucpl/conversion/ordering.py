@@ -18,7 +18,6 @@ from attrs import evolve
 
 from ucpl.conversion.requests import Called
 from ucpl.errors import Label, fail
-from ucpl.files.model_texts import object_of
 from ucpl.files.skipping import skips_optimizer
 from ucpl.registry import format_named, format_of_layout
 from ucpl.texts import read_text
@@ -59,6 +58,7 @@ def order_of(one: Called | None, option: str = "") -> Order | None:
     if argument is None and not option:
         return None
     from ucpl.files.checkpoint import Order
+    from ucpl.files.model_texts import object_of
     from ucpl.layout.scope import Scope
 
     said = Scope().evaluate(argument.value) if argument is not None else option
