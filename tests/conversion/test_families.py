@@ -19,8 +19,12 @@ import ucpl
 from tests.cli.command import FIXTURES
 from ucpl import api, language
 from ucpl.conversion import sides
+from ucpl.conversion.planning import Asked
+from ucpl.conversion.requests import Given
+from ucpl.conversion.share import share_of
 from ucpl.conversion.tracing import traced
 from ucpl.errors import Diagnostic, UcplError
+from ucpl.extents import key_text
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.language import nodes, print_file
 from ucpl.layout import entries
@@ -109,6 +113,27 @@ def test_a_bundle_gives_the_same_bytes(target: str, tmp_path: Path, monkeypatch:
         assert api.compare(source, tmp_path / str(count)) and api.verify(tmp_path / str(count))
     assert made[2] == made[ALONE] and made[ALONE]
     assert nodes_of[2] < nodes_of[ALONE]
+
+
+@pytest.mark.parametrize("stored", ["zero3(dp = 4)", "dcp(fsdp = 4)"])
+def test_a_share_of_a_bundle_has_the_same_moves(stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last rank of the target has nothing of the first tensor."""
+    source = tmp_path / "stored"
+    save_file({f"part_{n}.w": torch.rand(3 + n, 2) for n in range(12)}, tmp_path / "m.safetensors", {"format": "pt"})
+    api.convert(tmp_path / "m.safetensors", source, stored)
+    monkeypatch.setattr(sides, "FAMILIES_FROM", TOGETHER)
+    found: list[Counter[tuple[str, str, str, str, int]]] = []
+    for count in (2, ALONE):
+        monkeypatch.setattr(entries, "BUNDLE_FROM", count)
+        plan = share_of(Asked(str(source), "dcp(fsdp = 5)"), Given(), 4).plan
+        assert (count == 2) == any(shelf.block.owned is not None for shelf in plan.target_shelves.shelves)
+        moved = Counter[tuple[str, str, str, str, int]]()
+        for runs in plan.moves:
+            for s, t, shape in zip(runs.source.tolist(), runs.target.tolist(), runs.shape.tolist(), strict=True):
+                here, there = plan.sources[s], plan.targets[t]
+                moved[here.file, key_text(here.key), there.file, key_text(there.key), prod(shape)] += 1
+        found.append(moved)
+    assert found[0] == found[1] and found[0]
 
 
 @pytest.mark.parametrize("target", ["zero3(dp = 3)", "zero1(dp = 2)", "dcp(fsdp = 3)"])

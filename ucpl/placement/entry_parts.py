@@ -345,7 +345,7 @@ class EntryParts:
         memo = (placer.kin, used, where, by_begin)
         if memo not in self.bundles_of:
             site = self.site
-            found = site.combinations(used, where) if site.wanted is None else site.ranks.combinations(used, where)
+            found = site.combinations(used, where)
             here = {a: np.array([h[a] for h, _ in found], dtype=np.int64) for a in used}
             rank = np.array([r for _, r in found], dtype=np.int64)
             if not here:

@@ -52,7 +52,10 @@ class Wanted:
         every = Pieces.concat(tables.values(), max((t.width for t in tables.values()), default=1))
         if len(every):
             every = every.take(distinct([every.tensor, *every.low.T, *every.high.T]))
-        of = {placement.tensors[t]: np.flatnonzero(every.tensor == t) for t in each(every.tensor)}
+        every = every.take(np.argsort(every.tensor, kind="stable"))
+        numbers = each(every.tensor)
+        ends = [*np.searchsorted(every.tensor, numbers).tolist(), len(every)]
+        of = {placement.tensors[t]: slice(a, b) for t, a, b in zip(numbers, ends, ends[1:], strict=False)}
         return cls({path: (every.low[rows], every.high[rows]) for path, rows in of.items()})
 
     def held(self, placer: EntryPlacer, columns: Columns, degrees: dict[str, int]) -> Bools:

@@ -101,6 +101,8 @@ class Site:
 
     @classmethod
     def of(cls, layout: Layout, rank: int | None, wanted: Wanted | None = None) -> Site:
+        # Only shares of specs ask for some boxes, and specs have no bundles.
+        assert wanted is None or not any(entry.bundle for entry in layout.entries)
         number = {path: i for i, path in enumerate(layout.placed)}
         k = max((len(t.dims) for t in layout.placed.values()), default=0) or 1
         found: dict[Indexed, Choices] = {}
