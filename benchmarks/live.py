@@ -39,8 +39,8 @@ def row(name: str, calls: tuple[str, str], rounds: int, folder: str) -> tuple[st
         )
     if done.returncode:
         sys.exit(done.stderr[-3000:])
-    told = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
-    median = {way: statistics.median(taken[1:]) if taken else None for way, taken in told["seconds"].items()}
+    answer = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    median = {way: statistics.median(taken[1:]) if taken else None for way, taken in answer["seconds"].items()}
     ours = median["ucpl"]
     assert ours is not None
 
@@ -48,7 +48,7 @@ def row(name: str, calls: tuple[str, str], rounds: int, folder: str) -> tuple[st
         other = median[way]
         return "does not apply" if other is None else f"{other:.2f} s, {other / ours:.1f} ×"
 
-    sent, kept = (f"{told[what] / 1e6:.0f} MB" for what in ("sent", "kept"))
+    sent, kept = (f"{answer[what] / 1e6:.0f} MB" for what in ("sent", "kept"))
     return (name, f"{ours:.2f} s", beside("redistribute"), beside("dcp"), sent, kept)
 
 

@@ -44,10 +44,10 @@ def rows(top: Path) -> Iterator[tuple[str, ...]]:
             for one in done:
                 if one.status:
                     raise SystemExit(one.said)
-            said = subprocess.run(
+            printed = subprocess.run(
                 [*ucpl, *plan, "--bandwidths", str(rates), "--json"], capture_output=True, check=True
             ).stdout
-            found = json.loads(said)["cost"]
+            found = json.loads(printed)["cost"]
             figures = (text for one in done for text in (f"{one.core:.1f}", f"{one.peak / 1024:.0f}"))
             minutes = f"{found['estimate']['cold'] / 60:.0f}"
             yield f"{name}, `{to}`", f"{len(shapes):,}", f"{files}", f"{found['read'] / 1e12:.2f}", *figures, minutes

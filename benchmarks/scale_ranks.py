@@ -173,8 +173,8 @@ def rows(case: Case, rounds: int) -> Iterator[tuple[str, ...]]:
         mine = cost(case, degrees, ("0", str(theirs // 2), str(theirs - 1)), rounds)
         shares.append((ours, mine.core))
         name = case.name if n == 0 else "the same"
-        told = (f"{mine.core:.2f}", f"{mine.wall:.2f}", f"{mine.gib:.2f}")
-        yield (name, f"{ours:,} → {theirs:,}", *cells, *told, case.wanted.get(n, ""))
+        texts = (f"{mine.core:.2f}", f"{mine.wall:.2f}", f"{mine.gib:.2f}")
+        yield (name, f"{ours:,} → {theirs:,}", *cells, *texts, case.wanted.get(n, ""))
     yield ("cost", "", "", exponent(whole) if whole else "", "", "", "", exponent(shares), "", "", "")
 
 

@@ -82,9 +82,9 @@ def job(what: str, home: Path, folder: Path, rounds: int) -> dict[str, float]:
     )  # fmt: skip
     if done.returncode:
         sys.exit(done.stderr[-3000:])
-    told = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    answer = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
     skipped = 0 if what == "replay" else 2  # which leaves them out
-    return {way: statistics.median(taken[skipped:]) for way, taken in told.items()}
+    return {way: statistics.median(taken[skipped:]) for way, taken in answer.items()}
 
 
 def bench(rounds: int, folder: str) -> Iterator[tuple[str, ...]]:

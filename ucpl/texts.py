@@ -38,8 +38,8 @@ def read_text(path: Path) -> str:
         remedy = "a layout of a file is FILE.ucpl:LAYOUT(...), in quotes for the shell" if "(" in str(path) else ""
         if isinstance(error, IsADirectoryError) or (isinstance(error, OSError) and os.path.isdir(path)):
             remedy = f"it is a folder: name a file in it{_in_folder(path)}"
-        said = f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
-        fail("E170", said, Label(str(path)), remedy=remedy)
+        text = f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
+        fail("E170", text, Label(str(path)), remedy=remedy)
     if len(data) > TEXT_MAX:
         fail("E184", f"{path} has more than {TEXT_MAX:,} bytes", Label(str(path)))
     try:

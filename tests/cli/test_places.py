@@ -86,13 +86,15 @@ def test_a_source_is_no_place_for_a_target(tmp_path: Path) -> None:
 
 
 def test_the_demo_ends_in_a_line_of_its_own() -> None:
-    said = good("demo").out
-    assert "\ufffd" not in said and "\n\nproved: " in said
+    printed = good("demo").out
+    assert "\ufffd" not in printed and "\n\nproved: " in printed
 
 
 def test_the_last_line_of_a_run_has_its_seconds_and_its_rate(tmp_path: Path) -> None:
-    said = good("convert", SOURCE, tmp_path / "dst", "--to", "zero1(dp=2)").out
-    assert re.search(rf"^done {{10}}{re.escape(str(tmp_path / 'dst'))} in [0-9.e+-]+ s, [0-9.e+-]+ MiB/s$", said, re.M)
+    printed = good("convert", SOURCE, tmp_path / "dst", "--to", "zero1(dp=2)").out
+    assert re.search(
+        rf"^done {{10}}{re.escape(str(tmp_path / 'dst'))} in [0-9.e+-]+ s, [0-9.e+-]+ MiB/s$", printed, re.M
+    )
 
 
 def test_the_bar_of_a_terminal_has_the_time_that_remains(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -367,8 +367,8 @@ def test_a_rank_s_share_is_a_plan_to_look_at_and_not_to_run(spec: Path) -> None:
     line = ("plan", "--from", "own.ucpl:whole()", "--to", "own.ucpl:cut(tp = 2)", "--config", "config.json")
     good(*line, "-o", "whole.plan")
     for more in ((), ("--prove",)):
-        said = good(*line, "--rank", "1", "-o", "share.plan", *more).out
-        assert "written    share.plan" in said
+        printed = good(*line, "--rank", "1", "-o", "share.plan", *more).out
+        assert "written    share.plan" in printed
         share, whole = load_plan(Path("share.plan")), load_plan(Path("whole.plan"))
         assert (share.rank, whole.rank) == (1, None)
         held = {(t.file, t.key) for t in share.targets}

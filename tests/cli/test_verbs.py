@@ -800,8 +800,8 @@ def test_show_reports_what_is_alike_once_and_each_alone_where_asked(tmp_path: Pa
     text = 'ucpl 1\nmodel m {\n dim l = 3\n w : l\n}\nlayout x() of m {\n file weights = torch "a"\n w[l] = () as "{l}.w"\n}\n'
     (tmp_path / "m.ucpl").write_text(text)
     assert "a: {0..3}.w [], rank 0  x 3\n" in good("show", f"{tmp_path / 'm.ucpl'}:x()").out
-    told = good("show", f"{tmp_path / 'm.ucpl'}:x()", "--each").out
-    assert all(f"a: {i}.w [], rank 0\n" in told for i in range(3)) and "{" not in told
+    printed = good("show", f"{tmp_path / 'm.ucpl'}:x()", "--each").out
+    assert all(f"a: {i}.w [], rank 0\n" in printed for i in range(3)) and "{" not in printed
 
 
 def test_show_of_one_rank_shows_that_rank() -> None:

@@ -60,9 +60,9 @@ def test_help_cuts_no_word(verb: str, width: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("COLUMNS", "999")
     free = set(words(command(*line).out))
     monkeypatch.setenv("COLUMNS", str(width))
-    told = command(*line).out
-    assert set(words(told)) == free
-    fits(told.partition("\n\n")[2], width)
+    printed = command(*line).out
+    assert set(words(printed)) == free
+    fits(printed.partition("\n\n")[2], width)
 
 
 def test_a_command_that_is_broken_is_still_one(tmp_path: Path) -> None:

@@ -100,13 +100,13 @@ def test_an_optimizer_next_to_a_folder_of_weights_is_named(weights: Path, tmp_pa
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_bytes(b"1")
     (tmp_path / "unlike" / "optimizer").mkdir(parents=True)
-    said = f"../{name.removesuffix('x.bin')}"
+    text = f"../{name.removesuffix('x.bin')}"
     found = accounted("convert", weights, tmp_path / "target", "--to", "dcp(fsdp=2)")
-    assert found["not read", "file"]["names"] == [said]
-    assert accounted("plan", "--from", weights, "--to", "zero1(dp=2)")["not read", "file"]["names"] == [said]
-    assert said in command("verify", weights).out and said in command("inspect", weights).out
+    assert found["not read", "file"]["names"] == [text]
+    assert accounted("plan", "--from", weights, "--to", "zero1(dp=2)")["not read", "file"]["names"] == [text]
+    assert text in command("verify", weights).out and text in command("inspect", weights).out
     made = ucpl.convert(weights, tmp_path / "again", "plain()")
-    assert said in str(made)
+    assert text in str(made)
 
 
 @pytest.mark.parametrize("name", ["training_state/optimizer_state.safetensors", "training_state/optimizer_0/x.bin"])
@@ -120,9 +120,9 @@ def test_a_step_whose_model_and_optimizer_are_apart_is_refused_with_both_named(t
     for path in (step, step.parent):
         done = command("convert", path, tmp_path / "out", "--to", "zero1(dp=2)")
         near = step / "/".join(name.split("/")[:2])
-        said = f"its model, {step / 'pretrained_model'}, and its optimizer, {near}, are apart: "
-        said += "name the model" if near.suffix else f"{step / 'pretrained_model'}+{near} names both; --weights-alone"
-        assert done.status == 3 and said in done.err.replace("\n", " "), done.err
+        text = f"its model, {step / 'pretrained_model'}, and its optimizer, {near}, are apart: "
+        text += "name the model" if near.suffix else f"{step / 'pretrained_model'}+{near} names both; --weights-alone"
+        assert done.status == 3 and text in done.err.replace("\n", " "), done.err
     weights = step / "pretrained_model"
     assert command("convert", weights, tmp_path / "out", "--to", "zero1(dp=2)", "--weights-alone").status == 0
 
@@ -239,14 +239,14 @@ def test_a_companion_of_another_step_is_reported(tmp_path: Path, verb: str, name
         "plan": ("plan", "--from", folder, "--to", "zero1(dp=2)"),
         "convert": ("convert", folder, tmp_path / "target", "--to", "zero1(dp=2)"),
     }[verb]
-    said = f"{name} is of step 6, the shards are of step 3"
+    text = f"{name} is of step 6, the shards are of step 3"
     assert "is of step" not in command(*argv).out
     shutil.rmtree(tmp_path / "target", ignore_errors=True)
     of_step_6(folder, name)
-    assert said in command(*argv).out
+    assert text in command(*argv).out
     shutil.rmtree(tmp_path / "target", ignore_errors=True)
-    assert said in json.loads(command(*argv, "--json").out)["remarks"]
-    assert said in command("inspect", folder).out
+    assert text in json.loads(command(*argv, "--json").out)["remarks"]
+    assert text in command("inspect", folder).out
 
 
 def test_accelerate_steps_a_schedule_once_a_rank(tmp_path: Path) -> None:
@@ -304,13 +304,13 @@ def test_a_damaged_text_of_settings_is_reported(tmp_path: Path, of: str, name: s
         for path in (*folder.glob("*.p*"), *folder.glob("trainer_*"), folder / "training_args.bin"):
             path.unlink()
     (folder / name).write_bytes(b"[1, 2")
-    said = f"{name} is no JSON object: loaders cannot read it"
+    text = f"{name} is no JSON object: loaders cannot read it"
     for argv in (
         ("inspect", folder),
         ("verify", folder),
         ("plan", "--from", folder, "--to", "zero1(dp=2)", "--weights-alone"),
     ):
-        assert command(*argv).out.count(said) == 1
+        assert command(*argv).out.count(text) == 1
 
 
 def test_links_that_go_round_are_no_files(tmp_path: Path) -> None:

@@ -57,8 +57,8 @@ def test_a_disk_is_measured_and_left_as_it_was(tmp_path: Path, monkeypatch: pyte
     found = bw.bandwidths_at(tmp_path / "kept" / "bandwidths.json")
     assert found.folder == str(tmp_path / "disk") and found.start == 0.5
     assert all(n > 1e6 for n in (found.read, found.reread, found.write, found.sync, found.copy, found.digest))
-    said = good("plan", "--from", FIXTURES / "z1_dp4", "--to", "zero3(dp=3)").out
-    assert f"(measured at {found.folder}, {found.when})" in said
+    printed = good("plan", "--from", FIXTURES / "z1_dp4", "--to", "zero3(dp=3)").out
+    assert f"(measured at {found.folder}, {found.when})" in printed
 
 
 def test_a_plan_says_what_it_costs(tmp_path: Path) -> None:

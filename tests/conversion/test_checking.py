@@ -281,14 +281,14 @@ layout packed() of tiny extends each() {
 def test_what_an_extension_and_its_base_both_store_is_a_remark(spec: Path) -> None:
     """Never a fault: of `check`, and of `plan` for either side."""
     spec.write_text(PACKED)
-    said = (
+    text = (
         "packed stores `q` twice: line 19 of x.ucpl does, and line 13 of x.ucpl of the layout that it extends."
         " If one is meant, write `q = none`"
     )
     found = check("x.ucpl", Given())
-    assert (found.findings, found.remarks[:-1]) == ((), (said,)) and "q and k in qk" in found.remarks[-1]
+    assert (found.findings, found.remarks[:-1]) == ((), (text,)) and "q and k in qk" in found.remarks[-1]
     for source, target in (("packed()", "each()"), ("each()", "packed()")):
-        assert f"remark     {said}\n" in good("plan", "--from", f"x.ucpl:{source}", "--to", f"x.ucpl:{target}").out
+        assert f"remark     {text}\n" in good("plan", "--from", f"x.ucpl:{source}", "--to", f"x.ucpl:{target}").out
     assert "remark" not in good("plan", "--from", "x.ucpl:each()", "--to", "x.ucpl:each()").out
 
 
@@ -549,10 +549,10 @@ def test_a_fault_at_some_drawn_sizes_is_no_fault_of_the_text(tmp_path: Path) -> 
         path.write_text(text)
         found = check(str(path), Given())
         assert not found.findings
-        said = " ".join(found.remarks)
-        assert ("two is not checked, no drawn sizes suit it (" in said) == (text is asserted)
+        sentence = " ".join(found.remarks)
+        assert ("two is not checked, no drawn sizes suit it (" in sentence) == (text is asserted)
         assert ("two" in found.unchecked) == (text is asserted)
-        assert ("no tp from 2 to 8 suits two: " in said) == (text is scaled), "of an f4 some sizes are even"
+        assert ("no tp from 2 to 8 suits two: " in sentence) == (text is scaled), "of an f4 some sizes are even"
 
 
 def test_a_list_that_a_config_has_is_drawn(tmp_path: Path) -> None:

@@ -171,8 +171,8 @@ def test_a_common_class_is_checked_without_transformers(kind, more, code, tensor
     how = ["--to", "safetensors()", "--config", str(tmp_path / "config.json")]
     there = str(tmp_path / "made")
     assert (main(["convert", str(tmp_path / "s.pt"), there, *how]) == 0) == (code != "E388")
-    said = capsys.readouterr()
-    assert ("E388" in said.err) == (code == "E388") and ("random numbers" in said.out) == (code == "note")
+    printed = capsys.readouterr()
+    assert ("E388" in printed.err) == (code == "E388") and ("random numbers" in printed.out) == (code == "note")
 
 
 @pytest.mark.parametrize(
@@ -185,13 +185,13 @@ def test_a_config_of_another_model_is_noticed_without_transformers(
     monkeypatch.setattr("ucpl.inference.hf.fitting.saved_of", lambda _: None)
     source = save(tmp_path / "s", tensors, CONFIG)
     (tmp_path / "other.json").write_text(json.dumps({"model_type": kind, "vocab_size": CONFIG["vocab_size"]}))
-    said = f"layers of {kind} in config.json have `{part}"
+    text = f"layers of {kind} in config.json have `{part}"
     with pytest.raises(UcplError) as caught:
         ucpl.export(source, tmp_path / "model", config=tmp_path / "other.json")
-    assert caught.value.diagnostics[0].code == (code or "E222") and said in caught.value.diagnostics[0].message
+    assert caught.value.diagnostics[0].code == (code or "E222") and text in caught.value.diagnostics[0].message
     how = ["--to", "safetensors()", "--config", str(tmp_path / "other.json")]
     assert (main(["convert", str(source), str(tmp_path / "made"), *how]) == 0) == (not code)
-    assert said in "".join(capsys.readouterr())
+    assert text in "".join(capsys.readouterr())
 
 
 # ---- files -------------------------------------------------------------------------------------------------------------------

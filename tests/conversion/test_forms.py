@@ -12,8 +12,10 @@ from ucpl.registry import formats
 
 
 def layout(framework: str, file: str) -> Layout:
-    said = f"  framework {framework}()\n" if framework else ""
-    text = f'ucpl 1\nmodel m {{\n  a : 6\n}}\nlayout x() of m {{\n{said}  file weights = {file}\n  a = _ as "a"\n}}\n'
+    sentence = f"  framework {framework}()\n" if framework else ""
+    text = (
+        f'ucpl 1\nmodel m {{\n  a : 6\n}}\nlayout x() of m {{\n{sentence}  file weights = {file}\n  a = _ as "a"\n}}\n'
+    )
     return resolve(load(("x.ucpl", text)), parse_call("x()"))
 
 

@@ -39,8 +39,8 @@ def kinds(path: Path) -> dict[str, str]:
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_guess_is_reported_where_it_matters_and_the_caller_decides(stage: int, run: Path, tmp_path: Path) -> None:
     goal = ucpl.plan(str(run), f"zero{stage}(dp=2)").target
-    said = "\n".join(format_named(goal.framework).advice(open_checkpoint(run), goal))
-    assert "scale, mask count as buffers" in said and "--freeze NAME" in said
+    text = "\n".join(format_named(goal.framework).advice(open_checkpoint(run), goal))
+    assert "scale, mask count as buffers" in text and "--freeze NAME" in text
     made = ucpl.convert(run, tmp_path / "new", f"zero{stage}(dp=2)", freeze=["scale"])
     assert made.plan.changed == ("a frozen parameter by --freeze scale: scale, which was taken for a buffer",)
     there = kinds(tmp_path / "new")

@@ -62,11 +62,11 @@ def test_what_is_planted_is_kept_named_or_refused(name: str, number: int, tmp_pa
 
 def demand_not_lost(name: str, source: Path, place: Place, target: str, tmp_path: Path) -> None:
     """Fail if the account, the refusal and the target lack the item."""
-    told = f"{place}, to {target}"
+    sentence = f"{place}, to {target}"
     try:
         account = ucpl.plan(str(source), target).account
     except ucpl.UcplError as error:
-        assert is_refused(error, name, "plan", place, target), f"{told}: {error}"
+        assert is_refused(error, name, "plan", place, target), f"{sentence}: {error}"
         return
     assert account is not None and account.items == account.count(*FATES)
     if is_named(account, place):
@@ -83,11 +83,11 @@ def demand_not_lost(name: str, source: Path, place: Place, target: str, tmp_path
     try:
         ucpl.convert(source, tmp_path / "target", target, allow_globals=["*"])
     except ucpl.UcplError as error:
-        assert is_refused(error, name, "convert", place, target), f"{told}: {error}"
+        assert is_refused(error, name, "convert", place, target), f"{sentence}: {error}"
         return
     found = [tmp_path / "target"] if (tmp_path / "target").is_file() else sorted((tmp_path / "target").rglob("*"))
     assert any(MARK in file.as_posix() or (file.is_file() and MARK.encode() in file.read_bytes()) for file in found), (
-        told
+        sentence
     )
 
 

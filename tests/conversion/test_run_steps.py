@@ -88,12 +88,12 @@ def test_megatron_s_iteration_is_the_run_s_counter(tmp_path: Path) -> None:
 
 def test_a_trainer_of_another_step_than_its_optimizer_is_reported(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(FIXTURES / "trainer" / "without_engine", tmp_path / "checkpoint-3"))
-    said = "trainer_state.json is of step 6, the shards are of step 3"
-    assert said not in command("inspect", folder).out
+    text = "trainer_state.json is of step 6, the shards are of step 3"
+    assert text not in command("inspect", folder).out
     held = json.loads((folder / "trainer_state.json").read_text())
     (folder / "trainer_state.json").write_text(json.dumps({**held, "global_step": 6}))
-    assert said in command("inspect", folder).out
+    assert text in command("inspect", folder).out
     torch.save(
         {"scale": 1024.0}, folder / "scaler.pt"
     )  # its steps are fewer than the Trainer's, by those with an overflow
-    assert said not in command("inspect", folder).out
+    assert text not in command("inspect", folder).out

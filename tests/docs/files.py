@@ -15,8 +15,8 @@ def lines() -> Iterator[str]:
     for folder in folders:
         yield f"\n## ucpl/{folder.relative_to(PACKAGE).as_posix()}/".replace("/./", "/")
         for path in sorted(folder.glob("*.py")):
-            said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-            yield f"- {path.name}: {said.splitlines()[0] if said else ''}"
+            text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+            yield f"- {path.name}: {text.splitlines()[0] if text else ''}"
 
 
 if __name__ == "__main__":

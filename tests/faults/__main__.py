@@ -39,8 +39,8 @@ def main() -> int:
                 if outcome.broken:
                     failed += 1
                     print(f"{job.name}: {outcome}", flush=True)
-        said = ", ".join(f"{n} {what}" for what, n in sorted(ends.items()))
-        print(f"{job.name}: {len(faults)} faults: {said} ({time.monotonic() - begin:.0f} s)", flush=True)
+        text = ", ".join(f"{n} {what}" for what, n in sorted(ends.items()))
+        print(f"{job.name}: {len(faults)} faults: {text} ({time.monotonic() - begin:.0f} s)", flush=True)
     return int(failed > 0)
 
 

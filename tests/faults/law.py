@@ -110,8 +110,8 @@ class Bench:
 
         Threads that sync files side by side make theirs in any order.
         """
-        told = self.folder / "told"
-        told.write_text("")
+        text = self.folder / "told"
+        text.write_text("")
         pid = os.fork()
         if not pid:
             try:
@@ -120,15 +120,15 @@ class Bench:
                 with layer.put_in():
                     done = ucpl(*self.job.argv(self.top))
                 calls = layer.calls[fault.kind][fault.hit - 1 : fault.hit]
-                told.write_text("\n".join([str(done.status), *(calls or [""]), done.err]))
+                text.write_text("\n".join([str(done.status), *(calls or [""]), done.err]))
             except BaseException:
-                told.write_text("99\n\n" + traceback.format_exc())
+                text.write_text("99\n\n" + traceback.format_exc())
             finally:
                 os._exit(0)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if status:
             return Done(status, "", ""), ""
-        first, call, rest = told.read_text().split("\n", 2)
+        first, call, rest = text.read_text().split("\n", 2)
         return Done(int(first), "", rest), call
 
     def _told(self, fault: Fault, call: str, done: Done) -> Iterator[str]:

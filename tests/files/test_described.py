@@ -167,9 +167,9 @@ def test_the_way_out_of_several_files_takes_them_all(tmp_path: Path, monkeypatch
     done = command("inspect", folder)
     assert "(3 such files)" in done.err and "--from FILE.ucpl:LAYOUT" in done.err and "python -c" not in done.err
     (folder / "part.index.json").write_text(json.dumps({"weight_map": files}))
-    said = command("inspect", folder).err
+    printed = command("inspect", folder).err
     monkeypatch.chdir(tmp_path)
-    code = shlex.split(said[said.index("python -c") :].splitlines()[0])[2]
+    code = shlex.split(printed[printed.index("python -c") :].splitlines()[0])[2]
     subprocess.run([sys.executable, "-c", code], check=True)
     made = load_file(tmp_path / "model.safetensors")
     assert made.keys() == state.keys() and all(torch.equal(made[k], state[k]) for k in state)

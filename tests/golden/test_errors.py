@@ -46,8 +46,8 @@ def test_it_is_refused_in_these_words(case: Case, tmp_path: Path, monkeypatch: p
     assert after == before, "nothing is written, and nothing of the source is changed"
     assert (folder / "target").exists() == case.leaves_target
     assert "Traceback" not in done.err and "internal error" not in done.err
-    said = done.err.replace(str(folder.resolve()), "$HERE").replace(str(folder), "$HERE")
-    text = f"$ ucpl {' '.join(map(quoted, argv))}\n$? = {done.status}\n{said}"
+    sentence = done.err.replace(str(folder.resolve()), "$HERE").replace(str(folder), "$HERE")
+    text = f"$ ucpl {' '.join(map(quoted, argv))}\n$? = {done.status}\n{sentence}"
     file = ERRORS / f"{case.name}.txt"
     if WRITE:
         ERRORS.mkdir(exist_ok=True)

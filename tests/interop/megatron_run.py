@@ -334,9 +334,9 @@ class Run:
             state["rng_state"] = self.random_sharded()
         strategy = FullyParallelLoadStrategyWrapper(get_default_load_sharded_strategy(str(step)), self.dp)
         loaded, left, absent = dist_checkpointing.load(state, str(step), strategy, strict=StrictHandling.RETURN_ALL)
-        told = [f"{key} is not asked for" for key in sorted(left) if not key.startswith("rng_state")]
-        told += [f"{key} is not there" for key in sorted(absent)]
-        return loaded, told
+        texts = [f"{key} is not asked for" for key in sorted(left) if not key.startswith("rng_state")]
+        texts += [f"{key} is not there" for key in sorted(absent)]
+        return loaded, texts
 
 
 def schedule_of(optimizer: Any) -> OptimizerParamScheduler:

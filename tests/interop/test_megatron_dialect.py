@@ -259,7 +259,7 @@ def test_sizes_that_no_author_had_in_mind(family: str, size: str, tmp_path: Path
     tp = next(n for n in (3, 2, 1) if not any(int(config[key]) % n for key in keys if key in config))
     ranks = f"{spec}:{there}(tp={tp}, divisible=1)"
     ucpl.convert(tmp_path / "hf", tmp_path / "ranks", ranks, layout=here)
-    told = json.loads((tmp_path / "hf" / "config.json").read_text())
-    ucpl.convert(tmp_path / "ranks", tmp_path / "back", here, layout=ranks, config=told)
+    answer = json.loads((tmp_path / "hf" / "config.json").read_text())
+    ucpl.convert(tmp_path / "ranks", tmp_path / "back", here, layout=ranks, config=answer)
     back, stored = weights(tmp_path / "back"), weights(tmp_path / "hf")
     assert back.keys() == stored.keys() and all(torch.equal(back[n], stored[n]) for n in stored)

@@ -140,6 +140,6 @@ def test_dtensors_are_given_and_taken(folder: Path) -> None:
 
 
 def test_one_rank_that_cannot_ends_all(folder: Path) -> None:
-    said = [(folder / "one that cannot" / f"error.{rank}").read_text() for rank in range(3)]
-    assert "E640: norm is [7], the layout says [24]" in said[1]
-    assert all("E644: rank 1 failed: norm is [7]" in said[rank] for rank in (0, 2))
+    texts = [(folder / "one that cannot" / f"error.{rank}").read_text() for rank in range(3)]
+    assert "E640: norm is [7], the layout says [24]" in texts[1]
+    assert all("E644: rank 1 failed: norm is [7]" in texts[rank] for rank in (0, 2))

@@ -50,8 +50,8 @@ def done(folder: Path, kind: str, kills: int, replays: int = 0) -> dict[str, Any
             processes.run(command, 240 + 60 * KILLS, env=environment, stdout=out, stderr=out)
         except subprocess.TimeoutExpired:
             out.write("no end\n")
-    told = folder / "result.json"
-    found: dict[str, Any] = json.loads(told.read_text()) if told.exists() else {"error": log.read_text()[-3000:]}
+    text = folder / "result.json"
+    found: dict[str, Any] = json.loads(text.read_text()) if text.exists() else {"error": log.read_text()[-3000:]}
     logs = "".join(f"\n{one.name}\n{one.read_text()[-1500:]}" for one in sorted(folder.glob("*.log")))
     assert "error" not in found, found["error"] + logs
     return found

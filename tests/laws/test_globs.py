@@ -42,12 +42,12 @@ def texts_of_any(draw: st.DrawFn) -> tuple[nodes.Model, str]:
         (f'"{left}"', of, shape) for left, of, shape in draw(st.lists(st.tuples(lefts, classes, shapes), max_size=5))
     ]
     lines += [(f'"{n}"', "", "...") for n in draw(st.lists(st.sampled_from(sorted(tensors)), max_size=1))]
-    said = [
+    sentences = [
         f"  {left}{of} = {shape}" + ("" if shape == "none" else f' as "{i}/{{{"alias" if "alias" in of else "name"}}}"')
         for i, (left, of, shape) in enumerate(draw(st.permutations(lines)))
     ]
     head = 'ucpl 1\nlayout g(tp) of any {\n  mesh tp\n  file weights = torch "{tp}"\n'
-    return model, head + "\n".join(said) + "\n}\n"
+    return model, head + "\n".join(sentences) + "\n}\n"
 
 
 @given(texts_of_any(), st.integers(1, 3))

@@ -174,8 +174,8 @@ def test_a_row_too_few_or_too_many_is_found(change: int, element: str, monkeypat
     right = live._widened
     monkeypatch.setattr(live, "_widened", lambda p, kept: right(p, {d: n + change for d, n in kept.items()}))
     if change < 0:
-        said = f"{element}, a live row, is kept on one side and not on the other"
-        assert code_of(build(SOURCE.placement, TARGET.placement)) == ("E348", said)
+        text = f"{element}, a live row, is kept on one side and not on the other"
+        assert code_of(build(SOURCE.placement, TARGET.placement)) == ("E348", text)
         return
     with pytest.raises(UcplError, match="E309"):  # it is nowhere in the target
         build(SOURCE.placement, TARGET.placement)

@@ -97,8 +97,8 @@ DEGREES = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 2))
 def test_any_widths_mean_what_the_oracle_says_and_come_back(
     widths: tuple[list[int], ...], here: tuple[int, int, int], there: tuple[int, int, int]
 ) -> None:
-    said = "dim l = {}, h = 2, qh = {} by l, kh = {} by l, f = {} by l".format(len(widths[0]), *widths)
-    text = TEXT.replace(next(line for line in MODEL.splitlines() if "dim l" in line).strip(), said)
+    sentence = "dim l = {}, h = 2, qh = {} by l, kh = {} by l, f = {} by l".format(len(widths[0]), *widths)
+    text = TEXT.replace(next(line for line in MODEL.splitlines() if "dim l" in line).strip(), sentence)
     calls = [f"parallel({', '.join(map(str, degrees))})" for degrees in (here, there)]
     assert check(text, calls[0])
     assert_round_trip(placed(calls[0], text), placed(calls[1], text))

@@ -256,9 +256,9 @@ def test_one_model_called_differently_is_two() -> None:
 def test_the_command_line_calls_a_model(tmp_path: Path) -> None:
     file = tmp_path / "m.ucpl"
     file.write_text(MODELS)
-    said = good("show", "--after", "resolve", "plain()", "--model", f"{file}:gpt(layers = 3)").out
-    assert "tensor     attn : l=3 h=4 f32" in said
-    assert "size=9" not in said
+    printed = good("show", "--after", "resolve", "plain()", "--model", f"{file}:gpt(layers = 3)").out
+    assert "tensor     attn : l=3 h=4 f32" in printed
+    assert "size=9" not in printed
     assert (
         "tensor     w : s=9"
         in good("show", "--after", "resolve", "plain()", "--model", f"{file}:bare", "-D", "size=9").out

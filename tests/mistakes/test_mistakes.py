@@ -120,18 +120,20 @@ def told(finding: Diagnostic) -> str:
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: f"{m.place}.{m.name}")
 def test_a_mistake_is_reported_with_what_to_write_instead(mistake: Mistake, tmp_path: Path) -> None:
     found = checked(mistake, mistake.whole, tmp_path)
-    said = "\n".join([*map(told, found.findings), *(text for text in found.remarks if not is_unsaid(mistake, text))])
-    assert said, "it passes in silence"
-    assert "internal" not in said and GENERAL not in said
+    sentence = "\n".join(
+        [*map(told, found.findings), *(text for text in found.remarks if not is_unsaid(mistake, text))]
+    )
+    assert sentence, "it passes in silence"
+    assert "internal" not in sentence and GENERAL not in sentence
     assert all(finding.remedy for finding in found.findings)
-    assert [one for one in mistake.says if one not in said] == [], said
+    assert [one for one in mistake.says if one not in sentence] == [], sentence
     if mistake.line:
         above = mistake.whole.split(mistake.text.strip("\n").split("\n")[0])[0].count("\n")
         assert found.findings[0].labels[0].line == above + mistake.line
     if mistake.code:
         assert mistake.code in {finding.code for finding in found.findings}
     if mistake.write:
-        assert f"write: {mistake.write}".replace("\n", "\n       ") in said, said
+        assert f"write: {mistake.write}".replace("\n", "\n       ") in sentence, sentence
 
 
 @pytest.mark.parametrize(

@@ -317,8 +317,8 @@ class _Rank:
         at = tensor.dims.index(index)
         ranges[at] = tuple(i for i in ranges[at] if [n[i] for _, _, n in mine] == here)
         ordered = sorted(range(len(mine)), key=lambda m: tensor.dims.index(mine[m][0]))
-        said = ", ".join(f"{mine[m][0].rpartition('.')[2]}={here[m]}" for m in ordered)
-        return f"{path}[{said}]", evolve(tensor, ranges=tuple(ranges))
+        text = ", ".join(f"{mine[m][0].rpartition('.')[2]}={here[m]}" for m in ordered)
+        return f"{path}[{text}]", evolve(tensor, ranges=tuple(ranges))
 
     def leaves(self, dim: str, names: list[str]) -> list[str]:
         digits = digits_of(self.meaning.indices[dim]) if dim in self.meaning.indices else [dim]

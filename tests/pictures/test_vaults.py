@@ -53,8 +53,8 @@ def test_slots_are_in_proportion_and_blocks_are_in_their_groups(tmp_path: Path, 
     }
     assert all(f"any {each[0]} of {sum(each)} make the others" in text for text in blocks)
     assert len(set(blocks)) == len(blocks)
-    said = "".join(svg.itertext())
-    assert f"any 1 of {domains} domains lost" in said and protect.partition("(")[0] in said
+    sentence = "".join(svg.itertext())
+    assert f"any 1 of {domains} domains lost" in sentence and protect.partition("(")[0] in sentence
 
 
 def test_names_are_texts_and_a_page_needs_nothing_else(tmp_path: Path) -> None:

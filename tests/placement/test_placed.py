@@ -26,8 +26,8 @@ def lies(placement: Placement, state: str = "weight") -> dict[str, str]:
     for part in placement.parts:
         for number, home in enumerate(part.homes if part.state == state else ()):
             cells = cells_of(placement, part, number)
-            said = ["." if c is None else c[0] + "".join(map(str, c[1])) for c in cells]
-            out[f"{home.file} {'/'.join(map(str, home.key))}".strip()] = " ".join(said)
+            texts = ["." if c is None else c[0] + "".join(map(str, c[1])) for c in cells]
+            out[f"{home.file} {'/'.join(map(str, home.key))}".strip()] = " ".join(texts)
     return out
 
 

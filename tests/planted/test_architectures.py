@@ -69,7 +69,7 @@ def test_the_right_spec_gives_what_torch_gives(file: str, tmp_path: Path) -> Non
 def test_a_planted_mistake_is_found_and_named(mistake: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "spec.ucpl").write_text(edited(mistake["file"], mistake["edit"]))
     what, done = caught(mistake["file"], tmp_path / "spec.ucpl")
-    said = " ".join(done.err.split())
-    assert (what, done.status) == (mistake["caught"], 1), said
-    assert f"error[{mistake['code']}]" in said and "internal error" not in said
-    assert [text for text in mistake["says"] if text not in said] == [], done.err
+    sentence = " ".join(done.err.split())
+    assert (what, done.status) == (mistake["caught"], 1), sentence
+    assert f"error[{mistake['code']}]" in sentence and "internal error" not in sentence
+    assert [text for text in mistake["says"] if text not in sentence] == [], done.err

@@ -65,7 +65,7 @@ def test_a_planted_mistake_is_found_and_named(
 ) -> None:
     (tmp_path / "spec.ucpl").write_text(edited(mistake["edit"]))
     what, done = caught(tmp_path / "spec.ucpl", *stored)
-    said = " ".join(done.err.split())
-    assert (what, done.status) == (mistake["caught"], 1), said
-    assert f"error[{mistake['code']}]" in said and "internal error" not in said
-    assert [text for text in mistake["says"] if text not in said] == [], done.err
+    sentence = " ".join(done.err.split())
+    assert (what, done.status) == (mistake["caught"], 1), sentence
+    assert f"error[{mistake['code']}]" in sentence and "internal error" not in sentence
+    assert [text for text in mistake["says"] if text not in sentence] == [], done.err

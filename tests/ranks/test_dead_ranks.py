@@ -125,9 +125,9 @@ def test_a_missing_rank_is_waited_for_as_long_as_requested(plan, tmp_path, hoste
 @pytest.mark.parametrize("hosted", [True, False])
 def test_a_first_rank_that_does_not_come_is_named(plan, tmp_path, hosted):
     (end,) = Job(2, command(plan, tmp_path / "out", "--wait", "1"), hosted=hosted, starts=(1,)).run(tmp_path / "logs")
-    said = "rank 0 of 2 did not start within 1 second" if hosted else "rank 0 of 2 was not reached within 1 second at"
+    text = "rank 0 of 2 did not start within 1 second" if hosted else "rank 0 of 2 was not reached within 1 second at"
     assert end.status == 4
-    assert f"error[E626]: {said}" in end.said
+    assert f"error[E626]: {text}" in end.said
     assert end.seconds < 1 + MORE
 
 

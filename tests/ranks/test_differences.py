@@ -202,7 +202,7 @@ def test_copies_that_differ_between_ranks_are_refused_on_all_ranks(tmp_path, how
     if how in ("files, any", "no difference"):
         assert [set(one) for one in found] == [{"w", "u", "fp32"}] * 2
         return
-    said = "weight of w has other values on rank"
-    assert all(said in one for one in found), found
+    text = "weight of w has other values on rank"
+    assert all(text in one for one in found), found
     assert any(one.startswith("E613: weight of w") for one in found)
     assert all(one.startswith(("E613", "E644")) for one in found)

@@ -136,10 +136,10 @@ def test_a_model_in_a_vault_continues(tmp_path):
 @pytest.mark.parametrize("shape", [(0, 5), (2, 4), (0,)])
 def test_another_shape_is_refused(tmp_path, shape):
     source, _ = saved(tmp_path)
-    said = f"cache is {list(shape)} in the job, and [0, 4] in the checkpoint"
+    text = f"cache is {list(shape)} in the job, and [0, 4] in the checkpoint"
     with pytest.raises(UcplError) as caught:
         ucpl.load_into(Cached(2, cache=shape), None, source)
-    assert (caught.value.diagnostics[0].code, caught.value.diagnostics[0].message) == ("E646", said)
+    assert (caught.value.diagnostics[0].code, caught.value.diagnostics[0].message) == ("E646", text)
 
 
 def test_one_that_the_checkpoint_lacks_is_not_asked_for(tmp_path):

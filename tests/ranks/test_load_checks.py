@@ -221,8 +221,8 @@ def test_a_name_that_is_nearly_right_is_offered(tmp_path):
 
 def test_one_tensor_is_not_filled_from_two(tmp_path):
     source, _ = saved(tmp_path, tied=False)
-    said = "head.weight and emb.weight are one tensor in the model, and differ in the checkpoint"
-    with pytest.raises(UcplError, match=said) as caught:
+    text = "head.weight and emb.weight are one tensor in the model, and differ in the checkpoint"
+    with pytest.raises(UcplError, match=text) as caught:
         ucpl.load_into(Lm(2), None, source)
     assert caught.value.diagnostics[0].code == "E646"
     model = Lm(2)  # the caller states the intended one

@@ -133,8 +133,8 @@ def test_a_name_on_the_command_line_drops_it_too(tmp_path: Path) -> None:
 
 def test_a_plan_carries_it_into_another_process(tmp_path: Path) -> None:
     top, one = source(tmp_path, 2), spec(tmp_path, KEEP.replace("keep", "remap", 1))
-    told = good("plan", "--from", f"{one}:x(dp=2)", "--to", f"{one}:x(dp=4)", "-o", tmp_path / "a.plan").out
-    assert "carried    step: kept, one for all" in told
+    printed = good("plan", "--from", f"{one}:x(dp=2)", "--to", f"{one}:x(dp=4)", "-o", tmp_path / "a.plan").out
+    assert "carried    step: kept, one for all" in printed
     good("apply", tmp_path / "a.plan", top, tmp_path / "out")
     assert ranks(tmp_path / "out", 4) == [0, 1, 0, 1]
 

@@ -100,21 +100,21 @@ class Life(RuleBasedStateMachine):
         """
         if not fault:
             return self._ended(plan, out, **how)
-        told = self.top / "told"
-        told.unlink(missing_ok=True)
+        text = self.top / "told"
+        text.unlink(missing_ok=True)
         pid = os.fork()
         if not pid:
             try:
                 set_failpoints(fault)
                 signal.signal(signal.SIGINT, signal.default_int_handler)
-                told.write_text(self._ended(plan, out, **how))
+                text.write_text(self._ended(plan, out, **how))
             except BaseException as error:
-                told.write_text(repr(error))
+                text.write_text(repr(error))
             finally:
                 os._exit(0)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         assert status in (0, -signal.SIGKILL)
-        return KILLED if status else told.read_text()
+        return KILLED if status else text.read_text()
 
     def _run(self, plan: str, fault: str = "", **how: Any) -> str:
         outcome = self._outcome(plan, self.out, fault, **how)

@@ -105,8 +105,8 @@ def test_any_along_one_axis_does_not_excuse_the_other(tmp_path: Path) -> None:
 def test_why_distinguishes_parts_from_their_copies(tmp_path: Path) -> None:
     path = spec(tmp_path, "sum @tp")
     good("plan", "--from", f"{path}:x(dp=2, tp=3)", "--to", f"{path}:y(tp=2)", "-o", tmp_path / "p.plan")
-    said = good("why", tmp_path / "p.plan", "w[3]").out
-    assert said.count("is a sum, one part of it") == 3 and said.count("must equal") == 3
+    printed = good("why", tmp_path / "p.plan", "w[3]").out
+    assert printed.count("is a sum, one part of it") == 3 and printed.count("must equal") == 3
 
 
 @pytest.mark.parametrize(

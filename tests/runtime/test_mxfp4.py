@@ -231,9 +231,9 @@ def test_a_cut_inside_a_byte_is_refused_on_either_side(tmp_path: Path, which: st
     text = spec.read_text().replace("is scale of w by 32", "")
     spec.write_text(text.replace(' dtype bf16 value x * scale as "w.{e}"', ' as "w.{e}"'))
     calls = [f"{spec}:hf()", f"{spec}:inside(tp = 64)"]
-    said = ucpl("plan", "--from", calls[which == "source"], "--to", calls[which == "target"]).err
-    assert "E231" in said and "c from 64 to 65" in said and "c@spread(tp, 2)" in said
-    assert "2, 3, 4, 6, 8, 12, 16, 24 pieces" in said
+    printed = ucpl("plan", "--from", calls[which == "source"], "--to", calls[which == "target"]).err
+    assert "E231" in printed and "c from 64 to 65" in printed and "c@spread(tp, 2)" in printed
+    assert "2, 3, 4, 6, 8, 12, 16, 24 pieces" in printed
 
 
 def damaged(folder: Path, mask: int) -> None:
@@ -256,8 +256,8 @@ def test_what_differs_is_named_to_the_element_in_either_half(tmp_path: Path, mas
     byte = int(tensors["layers.1.blocks"][1, 2, 1, 5])
     here, there = ((b & 15 if index % 2 == 0 else b >> 4) for b in (byte ^ mask, byte))
     said = ucpl("verify", tmp_path / "mine", "--against", tmp_path / "source", "--from", spec + "hf()")
-    told = f"weight of w[l=1, e=1, r=2, c={index}] is {LUT[here].item()!r} here and {LUT[there].item()!r} there"
-    assert told in said.err + said.out and "layers.1.blocks[1, 2, 1, 5]" in said.err + said.out
+    text = f"weight of w[l=1, e=1, r=2, c={index}] is {LUT[here].item()!r} here and {LUT[there].item()!r} there"
+    assert text in said.err + said.out and "layers.1.blocks[1, 2, 1, 5]" in said.err + said.out
     for pair in (("mine", "hf()", "two", "ranks(tp = 3)"), ("two", "ranks(tp = 3)", "mine", "hf()")):
         one, calls_one, other, calls_other = pair
         compared = ucpl(

@@ -140,8 +140,8 @@ def test_little_memory_and_a_saved_plan_make_the_same_bytes(tmp_path: Path) -> N
         "-o",
         plan,
     )
-    told = good("why", plan, "w[1, 299, 130]").out
-    assert "  is   rank_1.pt: w.1[43, 130]" in told and "  times the scale rank_1.pt: s.1[0, 1]" in told
+    printed = good("why", plan, "w[1, 299, 130]").out
+    assert "  is   rank_1.pt: w.1[43, 130]" in printed and "  times the scale rank_1.pt: s.1[0, 1]" in printed
     good("apply", plan, tmp_path / "two", tmp_path / "applied")
     for name in ("small", "applied"):
         found = load_file(tmp_path / name / "model.safetensors")

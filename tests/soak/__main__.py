@@ -35,8 +35,8 @@ def soak(seed: int, numbers: list[int] | None, minutes: float, most: int = 3) ->
                     case = given
             except Broken as error:
                 assert case is not None
-                said = "\n".join([f"case {number}: {case.start.name}", *case.lines, str(error)])
-                broken.append(f"{said}\nagain: python -m tests.soak --seed {seed} --case {number}")
+                text = "\n".join([f"case {number}: {case.start.name}", *case.lines, str(error)])
+                broken.append(f"{text}\nagain: python -m tests.soak --seed {seed} --case {number}")
                 print(broken[-1], flush=True)
             if case is not None:
                 done.update(case.counts)

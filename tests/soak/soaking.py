@@ -271,8 +271,8 @@ class Case:
     def _attempt(self, more: list[str], fault: str, kill_after: float | None) -> End:
         before = content(self.source)
         end = run(self.arguments(self.out, "--force", *more), self.top / "told", fault, kill_after)
-        said = f"{' '.join(more)} {fault or kill_after or 'in peace'}"
-        self.lines.append(f"  {said}: {end.status} {end.code}")
+        text = f"{' '.join(more)} {fault or kill_after or 'in peace'}"
+        self.lines.append(f"  {text}: {end.status} {end.code}")
         self.count("killed" if end.status == -9 else f"ended {end.status}")
         self._hold(end, before, self.standing, self.out)
         self.standing = content(self.out)

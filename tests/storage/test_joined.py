@@ -100,7 +100,7 @@ def test_the_command_line_names_the_users_paths(tmp_path: Path) -> None:
     source, named, optimizer = written(tmp_path, files)
     done = command("convert", source, tmp_path / "p.pt", "--to", "plain()")
     assert done.status == 0, done.err
-    assert source in (said := command("inspect", source).out) and "joined" not in said, said
+    assert source in (printed := command("inspect", source).out) and "joined" not in printed, printed
     assert_run(tmp_path / "p.pt", named, optimizer)
     done = command("convert", source + "x", tmp_path / "q.pt", "--to", "plain()")
     assert done.status == 3 and "E437" in done.err and "o.ptx of" in done.err.replace("\n", " ")

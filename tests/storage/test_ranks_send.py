@@ -121,8 +121,8 @@ def test_a_rank_that_fails_ends_all_and_what_is_left_does_not_count(
     assert {error.diagnostics[0].code for error in errors} <= {"E503", "E505", "E621"}
     left = held(store)
     assert MANIFEST not in left and UNFINISHED in left, "what another was sending may come later: the mark stays"
-    said = "\n".join(str(note) for note in errors[0].diagnostics[0].notes)
-    assert "--resume clears it" in said, said
+    text = "\n".join(str(note) for note in errors[0].diagnostics[0].notes)
+    assert "--resume clears it" in text, text
     assert refused(lambda: ucpl.api.open_checkpoint(URL)).diagnostics[0].code == "E681"
     ends = run(2, plan, resume=True)
     assert all(isinstance(end, Report) for end in ends), ends

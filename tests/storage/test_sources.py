@@ -64,8 +64,8 @@ def test_verbs_take_urls_and_say_them(upload: Upload, capsys: pytest.CaptureFixt
     url = upload()
     for argv in (["inspect", url], ["verify", url], ["compare", str(EXAMPLE), url], ["infer", url]):
         assert main(argv) == 0, capsys.readouterr()
-        said = capsys.readouterr().out
-        assert "ucpl-remote-" not in said
+        printed = capsys.readouterr().out
+        assert "ucpl-remote-" not in printed
     assert main(["inspect", url, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["checkpoint"] == url
     assert main(["plan", "--from", url, "--to", "zero1(dp=2)"]) == 0
@@ -88,7 +88,7 @@ def test_verbs_take_urls_and_say_them(upload: Upload, capsys: pytest.CaptureFixt
 def test_only_checkpoints_have_urls(upload: Upload, capsys: pytest.CaptureFixture[str], command: str) -> None:
     url = upload()
     assert main(command.format(url).split()) == 2
-    assert "E680" in (said := capsys.readouterr().err) and "memory://bucket/" in said and "local" in said
+    assert "E680" in (printed := capsys.readouterr().err) and "memory://bucket/" in printed and "local" in printed
 
 
 def test_a_spec_is_written_of_a_folder_in_a_store(

@@ -414,10 +414,10 @@ def test_who_reads_a_vault_of_another_user_is_warned(tmp_path, capsys):
     assert "warning" not in capsys.readouterr().err
     os.chown(home, NOBODY, NOBODY)
     assert main(["vault", "persist", str(home), str(tmp_path / "theirs")]) == 0
-    said = f"warning: {home} is not safe from other users: it belongs to user {NOBODY}"
-    assert said in " ".join(capsys.readouterr().err.split())
+    text = f"warning: {home} is not safe from other users: it belongs to user {NOBODY}"
+    assert text in " ".join(capsys.readouterr().err.split())
     assert main(["vault", "restore", str(home), str(tmp_path / "restored"), "--to", "plain()"]) != 0  # no tensors
-    assert said in " ".join(capsys.readouterr().err.split())
+    assert text in " ".join(capsys.readouterr().err.split())
 
 
 @other_users

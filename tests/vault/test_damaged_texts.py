@@ -192,16 +192,16 @@ def test_an_older_generation_is_not_reported_as_intact_if_the_newer_record_is_da
     home = older(domains)
     before = {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
     assert main(["vault", "verify", str(home)]) == 1
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert (
-        said.count("the commit record of generation 2, newer than the checked 1 (a starting server") == domains
-        and "whole" not in said
+        printed.count("the commit record of generation 2, newer than the checked 1 (a starting server") == domains
+        and "whole" not in printed
     )
     assert main(["vault", "status", str(home)]) == 0
     assert "damaged    generation 2, newer than the committed one: d0/commit.2.json" in capsys.readouterr().out
     assert main(["vault", "status", str(home), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)["damaged"]
-    assert told == [{"number": 2, "texts": [str(home / f"d{n}/commit.2.json") for n in range(domains)]}]
+    printed = json.loads(capsys.readouterr().out)["damaged"]
+    assert printed == [{"number": 2, "texts": [str(home / f"d{n}/commit.2.json") for n in range(domains)]}]
     assert main(["vault", "persist", str(home), str(tmp_path / "kept"), "--json"]) == 0
     out = capsys.readouterr()
     assert json.loads(out.out)["damaged"] == [2] and "warning: generation 2 is newer" in out.err
@@ -234,8 +234,8 @@ def test_a_generation_that_cannot_be_committed_again_is_reported_as_lost(older, 
     for path in home.glob("d0/p.s*.json"):  # its votes
         path.unlink()
     assert main(["vault", "scrub", str(home)]) == 1
-    said = capsys.readouterr().out
-    assert "generation 2, newer than the checked 1: is gone" in said and "whole" not in said
+    printed = capsys.readouterr().out
+    assert "generation 2, newer than the checked 1: is gone" in printed and "whole" not in printed
     for path in home.glob("d*/commit.1.json"):
         path.unlink()
     with pytest.raises(ucpl.UcplError, match=r"E692: .* are damaged, and .*nothing has no folder step-N"):

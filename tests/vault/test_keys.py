@@ -24,8 +24,8 @@ def test_keys_are_private_and_made_once(tmp_path, capsys):
         assert main(["vault", "keys", str(folder), "--hosts", "node0:7070,node1:7070", "--json"]) == 0
     finally:
         os.umask(umask)
-    said = json.loads(capsys.readouterr().out)
-    assert said["made"] == [str(folder / name) for name in ("d0", "d1", "reader")]
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["made"] == [str(folder / name) for name in ("d0", "d1", "reader")]
     for path in (folder, *folder.rglob("*")):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
     assert not (folder / "d0/ca.key").exists()

@@ -47,9 +47,9 @@ def before_times(runs: Path, name: str, written: float = 0, **more: object) -> N
     written: the time of its text, in seconds.
     """
     path = runs / name / "ucpl/state.json"
-    told = json.loads(path.read_text())
-    told.pop("committed_ms", None)
-    path.write_text(json.dumps({**told, **more}))
+    answer = json.loads(path.read_text())
+    answer.pop("committed_ms", None)
+    path.write_text(json.dumps({**answer, **more}))
     (runs / name / "ucpl/saved.json").unlink(missing_ok=True)
     if written:
         os.utime(path, (written, written))
@@ -109,8 +109,8 @@ def test_the_json_is_that_of_what_was_restored(tmp_path, truth, capsys):
         here.vault.domain(0).arena(0, slot).unlink()
         out = tmp_path / "out"
         assert main(["vault", "restore", str(home), str(out), "--to", call("dp=1"), "--json"]) == 0
-        told = json.loads(capsys.readouterr().out)
-        assert told["step"] == 1 and told["state"] == str(out / "ucpl/state.json")
+        printed = json.loads(capsys.readouterr().out)
+        assert printed["step"] == 1 and printed["state"] == str(out / "ucpl/state.json")
         found = json.loads((out / "ucpl/state.json").read_text())
         assert found["ranks"] == {"0": {"at": [1, 0]}, "1": {"at": [1, 1]}} and found["step"] == 1
         assert truth.step_of(out) == 1
@@ -160,9 +160,9 @@ def test_a_folder_that_says_nothing_comes_last_and_leaves_the_others_as_they_wer
     assert sources(home, runs) == ["step-2", "step-3", "step-7", "step-1", "step-0"]
     asked = ["vault", "restore", str(home), str(tmp_path / "out"), "--to", call("dp=1"), "--else", str(runs)]
     assert main(asked) == 0
-    said = capsys.readouterr().out
-    assert "step 2 of" in said and truth.step_of(tmp_path / "out") == 2
-    assert said.count("says when it was saved") == 3 and f"behind     {runs / 'step-7'}: " in said
+    printed = capsys.readouterr().out
+    assert "step 2 of" in printed and truth.step_of(tmp_path / "out") == 2
+    assert printed.count("says when it was saved") == 3 and f"behind     {runs / 'step-7'}: " in printed
     assert main([*asked[:3], str(tmp_path / "again"), *asked[4:], "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["silent"] == [str(runs / f"step-{n}") for n in (7, 1, 0)]
 

@@ -43,12 +43,12 @@ def restored(runs: Path, top: Path, capsys) -> tuple[dict, str, dict]:
     shutil.rmtree(top, ignore_errors=True)
     top.mkdir()
     assert main([*asked[:3], out[0], *asked[3:], "--json"]) == 0
-    told = capsys.readouterr()
+    printed = capsys.readouterr()
     assert main([*asked[:3], out[1], *asked[3:]]) == 0
     for_people = capsys.readouterr()
-    assert for_people.err == told.err and bool(told.err) is ("damaged    " in for_people.out)
+    assert for_people.err == printed.err and bool(printed.err) is ("damaged    " in for_people.out)
     state = top / "out/ucpl/state.json"
-    return json.loads(told.out), told.err, json.loads(state.read_text()) if state.exists() else {}
+    return json.loads(printed.out), printed.err, json.loads(state.read_text()) if state.exists() else {}
 
 
 DAMAGES = {

@@ -207,8 +207,10 @@ def test_protections_that_do_not_fit_are_rejected_and_unsurvivable_losses_are_re
     for lose, more in (("4", ["--domains", "3"]), ("2", ["--domains", "1", "--protect", "none"])):
         count = more[1]
         assert main(["vault", "plan", layout, "--lose", lose, *more]) == 2
-        said = capsys.readouterr().err
-        assert f"E690]: {lose} of {count} domains cannot be lost" in said and f"write --lose {count} or less" in said
+        printed = capsys.readouterr().err
+        assert (
+            f"E690]: {lose} of {count} domains cannot be lost" in printed and f"write --lose {count} or less" in printed
+        )
     assert main(["vault", "plan", layout, "--lose", "3", "--domains", "3"]) == 1
     assert ": no protection brings all back, whichever 3 of 3 domains are lost; " in capsys.readouterr().out
     assert main(["vault", "plan", layout, "--domains", "1"]) == 0
@@ -254,8 +256,8 @@ def test_the_manual_shows_what_is_foretold(capsys, monkeypatch):
     shown = (root / "docs/VAULT.md").read_text().split("```text\nlayout ")[1].split("```")[0].splitlines()
     monkeypatch.chdir(root / "examples/ranks")
     assert main(["vault", "plan", "job.ucpl:job(dp=4, tp=2)", "--domains", "4"]) == 0
-    said = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    printed = [line.strip() for line in capsys.readouterr().out.splitlines()]
     wanted = ["layout " + shown[0], *shown[1:]]
     assert len(wanted) > 10
     for line in wanted:
-        assert line == "..." or line.strip() in said, line
+        assert line == "..." or line.strip() in printed, line

@@ -66,8 +66,8 @@ def test_the_graph_says_what_is_made_of_what(tmp_path, truth, protect, lost, oth
             assert after and all(isinstance(one, Extract) for one in after)
             assert not [one for one in plan.net.successors(read) if isinstance(one, Extract)]
         assert digest_of_plan(plan) == digest_of_plan(whole)
-        said = [str(node) for node in plan.nodes if not isinstance(node, Reconstruct)]
-        assert said == [str(node) for node in whole.nodes]
+        texts = [str(node) for node in plan.nodes if not isinstance(node, Reconstruct)]
+        assert texts == [str(node) for node in whole.nodes]
         # It is kept with the plan, and holds for the files as they are when it runs.
         told, columns = net_json(plan.net, plan.nodes, plan.spaces)
         net, spaces = net_from(json.loads(json.dumps(told)), columns)
@@ -136,15 +136,15 @@ def test_verbs_say_it(tmp_path, truth):
         def told(*words: str) -> str:
             return good(*words).out
 
-        said = "bytes that d2 lost, from d0, d1, d3, by raim5"
+        text = "bytes that d2 lost, from d0, d1, d3, by raim5"
         kept = str(tmp_path / "kept.plan")
-        assert f"{said}: 3 are read for each" in told("plan", "--from", here.url, "--to", call(GOAL), "-o", kept)
+        assert f"{text}: 3 are read for each" in told("plan", "--from", here.url, "--to", call(GOAL), "-o", kept)
         shown = told("show", kept)
-        assert f"reconstruct fp32 of group all: 23,616 {said}  <-  " in shown
+        assert f"reconstruct fp32 of group all: 23,616 {text}  <-  " in shown
         out = told("apply", kept, here.url, str(tmp_path / "out"))
         assert "rebuilt " in out and "bytes, from other domains" in out
         answer = json.loads(told("--json", "convert", here.url, str(tmp_path / "b"), "--to", call(GOAL)))
-        assert answer["report"]["bytes_rebuilt"] > 0 and said in answer["plan"]["rebuilds"][0]
+        assert answer["report"]["bytes_rebuilt"] > 0 and text in answer["plan"]["rebuilds"][0]
         told("show", kept, "--svg", str(tmp_path / "p.svg"))
 
 

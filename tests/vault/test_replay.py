@@ -85,8 +85,8 @@ def test_torch_loads_what_was_persisted_of_replayed_steps(tmp_path):
         load(state, checkpoint_id=tmp_path / "out", no_dist=True)
         assert same(state["model"], dict(get_model_state_dict(here.model)))
         here.demand_same(tmp_path / "out")
-        told = json.loads((tmp_path / "out" / "ucpl" / "state.json").read_text())
-        assert told["ranks"]["0"] == {"at": 3}
+        answer = json.loads((tmp_path / "out" / "ucpl" / "state.json").read_text())
+        assert answer["ranks"]["0"] == {"at": 3}
         data = (tmp_path / "out" / "__0_0.distcp").read_bytes()
         archives = [b"PK\x03\x04" + part for part in data.split(b"PK\x03\x04")[1:]]
         assert archives  # local headers; complete archives are found by their ends
@@ -322,11 +322,16 @@ def test_what_gradients_take_is_foretold(tmp_path, capsys):
     assert main([*call]) == 0
     without = json.loads(capsys.readouterr().out)
     assert main([*call, "--replays", "4"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    printed = json.loads(capsys.readouterr().out)
     whole = 3 * 4 * (300 * 300 + 300)
     assert (without["replays"], without["gradients"], without["saved"]) == (0, 0, whole)
-    assert (told["replays"], told["gradients"], told["replayed"], told["saved"]) == (4, whole // 3, whole, whole)
-    for one, other in zip(told["domains"], without["domains"], strict=True):
+    assert (printed["replays"], printed["gradients"], printed["replayed"], printed["saved"]) == (
+        4,
+        whole // 3,
+        whole,
+        whole,
+    )
+    for one, other in zip(printed["domains"], without["domains"], strict=True):
         held = other["memory"] // 2 // 3  # of a generation of gradients, with the copy of the other domain's
         # blocks of complete pages
         assert one["gradients"] == 4 * held or abs(one["gradients"] - 4 * held) < 4 * 4 * 4096
@@ -342,7 +347,7 @@ def test_what_gradients_take_is_foretold(tmp_path, capsys):
         newest = here.vault.committed()
         assert newest is not None
         tensors = [one for file in newest.shards[0].files for one in file.named if one.storage and len(one.shape)]
-        assert sum(one.size for one in tensors) == told["gradients"]
+        assert sum(one.size for one in tensors) == printed["gradients"]
     with pytest.raises(UcplError) as refused:
         plan_vault(str(Path(__file__).parents[2] / "examples/ranks/job.ucpl") + ":job(dp=2)", 2, replays=1)
     assert code_of(refused) == "E690" and "dcp()" in refused.value.diagnostics[0].message

@@ -42,8 +42,8 @@ def home(tmp_path, truth):
 def restore(home: Path, target: Path, *more: object, capsys) -> tuple[int, dict, str]:
     capsys.readouterr()
     status = main(["vault", "restore", str(home), str(target), "--to", call("dp=3"), "--json", *map(str, more)])
-    told = capsys.readouterr()
-    return status, json.loads(told.out) if told.out else {}, told.err
+    printed = capsys.readouterr()
+    return status, json.loads(printed.out) if printed.out else {}, printed.err
 
 
 def hurt(home: Path, generation: int) -> None:

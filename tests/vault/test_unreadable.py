@@ -75,13 +75,13 @@ def test_a_domain_that_may_not_be_looked_into_is_as_one_that_is_not_there(root, 
         assert main(["vault", "status", str(root / "job")]) == 0
         assert main(["vault", "verify", str(root / "job")]) == 1
         assert main(["vault", "scrub", str(root / "job")]) == 4
-        told = capsys.readouterr()
+        printed = capsys.readouterr()
         assert main(["vault", "gc", str(root)]) == 0
-    assert "step 1: " in told.out and "d1: shard of rank 1: 1 chunks of 1 MiB, can be rebuilt" in told.out
+    assert "step 1: " in printed.out and "d1: shard of rank 1: 1 chunks of 1 MiB, can be rebuilt" in printed.out
     if os.geteuid() == 0:
-        assert f"error[E686]: {root / 'job'} is not safe from other users: it belongs to user 0" in told.err
+        assert f"error[E686]: {root / 'job'} is not safe from other users: it belongs to user 0" in printed.err
     else:
-        assert f"error[E695]: {root / 'job/d1'} cannot be written: Permission denied" in told.err
+        assert f"error[E695]: {root / 'job/d1'} cannot be written: Permission denied" in printed.err
     assert f"passed     {root / 'job'}: permission denied: {root / 'job/d1'}" in capsys.readouterr().out
 
 

@@ -205,9 +205,9 @@ def test_a_folder_that_cannot_be_made_is_no_internal_error(tmp_path, capsys, mon
     Path("file").touch()
     Path("locked/make.lock").mkdir(parents=True)
     assert main(["vault", "serve", name, "--ranks", "2", "--domains", "2", "--domain", "0", *more]) == 4
-    said = capsys.readouterr().err
-    assert f"error[E695]: {tmp_path / name} cannot be written: {why.format(tmp_path)}\n" in said
-    assert "name a folder in memory that can be written, as in /dev/shm/ucpl/job" in said
+    printed = capsys.readouterr().err
+    assert f"error[E695]: {tmp_path / name} cannot be written: {why.format(tmp_path)}\n" in printed
+    assert "name a folder in memory that can be written, as in /dev/shm/ucpl/job" in printed
 
 
 def test_full_memory_is_reported_with_a_remedy(tmp_path, capsys, monkeypatch):
@@ -216,8 +216,8 @@ def test_full_memory_is_reported_with_a_remedy(tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr("ucpl.vault.create.write_whole", full)
     assert main(["vault", "serve", str(tmp_path / "job"), "--domain", "0", "--ranks", "1"]) == 4
-    said = capsys.readouterr().err
-    assert "cannot be written: No space left on device" in said and "Make room: " in said
+    printed = capsys.readouterr().err
+    assert "cannot be written: No space left on device" in printed and "Make room: " in printed
 
 
 def test_what_is_no_vault_is_not_one_in_which_nothing_counts(tmp_path, capsys, monkeypatch):
@@ -239,8 +239,8 @@ def test_what_is_no_vault_is_not_one_in_which_nothing_counts(tmp_path, capsys, m
             (f"vault:{home}@3", f"as an option: {home} --generation 3\n"),
         ):
             assert main(["vault", verb, name, *more]) == 3
-            said = capsys.readouterr().err
-            assert f"error[E692]: {name} is not a vault: it does not exist" in said and remedy in said
+            printed = capsys.readouterr().err
+            assert f"error[E692]: {name} is not a vault: it does not exist" in printed and remedy in printed
     assert main(["vault", "restore", str(tmp_path / "gone"), *last, "--else", str(tmp_path)]) == 3
     assert f"{tmp_path / 'gone'}: there is no vault, and {tmp_path} has no folder step-N" in capsys.readouterr().err
     assert main(["vault", "restore", str(home), *last]) == 3
@@ -271,12 +271,12 @@ def test_a_target_that_cannot_be_says_what_holds_for_vaults(tmp_path, truth, cap
     }
     for name, (what, remedy) in cases.items():
         assert main(["vault", "persist", home, str(tmp_path / name)]) == 4
-        said = capsys.readouterr().err
-        assert what in said and remedy in said and "--resume" not in said and "--force" not in said
+        printed = capsys.readouterr().err
+        assert what in printed and remedy in printed and "--resume" not in printed and "--force" not in printed
     for name in ("file", "file/y"):
         assert main(["vault", "restore", home, str(tmp_path / name), "--to", call("tp=2")]) == 4
-        said = capsys.readouterr().err
-        assert "another DST" in said and "--resume" not in said and "--force" not in said
+        printed = capsys.readouterr().err
+        assert "another DST" in printed and "--resume" not in printed and "--force" not in printed
 
 
 def written_by(rank: int, step: int) -> list[ToSave]:
@@ -361,8 +361,8 @@ def test_wrong_usage_is_reported(words, said, capsys):
 )
 def test_what_to_write_for_a_number_is_of_the_option_at_hand(words, remedy, capsys):
     assert main(["vault", *words]) == 2
-    said = capsys.readouterr().err
-    assert f"help: write a whole number from 1 on, {remedy}\n" in said and "--memory" not in said
+    printed = capsys.readouterr().err
+    assert f"help: write a whole number from 1 on, {remedy}\n" in printed and "--memory" not in printed
 
 
 @pytest.mark.parametrize(("option", "other"), [("--protect", "mirror"), ("--replays", "3")])

@@ -51,8 +51,8 @@ class Step:
     wrong: tuple[str, ...] = field(default=())
 
     def __str__(self) -> str:
-        said = f"refused {self.refused}: {LIMITS.get(self.refused, 'no limit')}" if self.refused else "same"
-        return f"walk {self.walk:>3}  {self.start:<22} {self.call:<60} {'; '.join(self.wrong[:3]) or said}"
+        text = f"refused {self.refused}: {LIMITS.get(self.refused, 'no limit')}" if self.refused else "same"
+        return f"walk {self.walk:>3}  {self.start:<22} {self.call:<60} {'; '.join(self.wrong[:3]) or text}"
 
 
 def held(path: Path, spec: str | None, scratch: Path) -> dict[str, Any]:

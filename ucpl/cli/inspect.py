@@ -68,10 +68,12 @@ def lines(f: Facts, *, tensors: bool = False) -> list[str]:
     for state, values in f["scalars"].items():
         out.append(f"{state.ljust(13)} {', '.join(map(str, values[:8]))}" + (", ..." if len(values) > 8 else ""))
     for i, g in enumerate(f["groups"]):
-        said = ", ".join(f"{k} {g['hyper'][k]}" for k in ("lr", "weight_decay", "betas", "momentum") if k in g["hyper"])
+        sentence = ", ".join(
+            f"{k} {g['hyper'][k]}" for k in ("lr", "weight_decay", "betas", "momentum") if k in g["hyper"]
+        )
         out.append(
             f"group {str(i).ljust(7)} {g['members']:,} parameters, {g['elements']:,} elements"
-            + (f"; {said}" if said else "")
+            + (f"; {sentence}" if sentence else "")
         )
     out += [f"tied          {alias} is {owner}" for alias, owner in f["aliases"].items()]
     for word, names in (("frozen", f["frozen"]), ("buffers", f["buffers"])):

@@ -85,9 +85,9 @@ def _refuse_launchers(command: list[str]) -> None:
     """Raises: UcplError E223 if the command starts ranks of its own."""
     found = next((word for word in command[:3] if Path(word).name in _LAUNCHERS or word in _MODULES), "")
     if found:
-        said = f"{Path(found).name} starts the ranks, and their number is unknown before: SLURM_NTASKS counts launchers"
+        text = f"{Path(found).name} starts the ranks, and their number is unknown before: SLURM_NTASKS counts launchers"
         remedy = "write --ranks N: the nodes times the processes of a node"
-        fail("E223", said, Label("<command line>", where=found), remedy=remedy)
+        fail("E223", text, Label("<command line>", where=found), remedy=remedy)
 
 
 def _execute(command: list[str], path: str, console: Console) -> NoReturn:

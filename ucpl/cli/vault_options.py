@@ -158,8 +158,8 @@ def arguments(parser: ArgumentParser) -> None:
         "-h", "--help", action=_Help, default=argparse.SUPPRESS, help="show this; behind an action, its own options"
     )
     parser._optionals.conflict_handler = "error"
-    told = "; ".join(f"{name}: {what}" for name, what in ACTIONS.items())
-    parser.add_argument("action", choices=list(ACTIONS), action=_Action, help=told)
+    text = "; ".join(f"{name}: {what}" for name, what in ACTIONS.items())
+    parser.add_argument("action", choices=list(ACTIONS), action=_Action, help=text)
     parser.add_argument(
         "path",
         metavar="ROOT/JOB",

@@ -53,18 +53,18 @@ def _survived(made: VaultPlan) -> list[str]:
     """The survivors of each number of losses, and the first fatal one."""
     lines = []
     for one in made.scheme.survived:
-        said = (
+        text = (
             f"any {one.lost} of {len(made.domains)} domains lost: {_count(one.whole, one.of, one.is_counted)} leave all"
         )
         if one.example is None:
-            lines.append(said)
+            lines.append(text)
             continue
         loss = made.loss(one.example)
         names = ", ".join(f"d{d}" for d in loss.domains)
         others = len(loss.tensors) - 1
         more = f" and {others} other tensor{'s' * (others > 1)}" if others > 0 else ""
         what = f"{loss.first}, {loss.tensors[0]}{more}" if loss.tensors else "the values that are no tensors"
-        lines.append(f"{said}; lose {{{names}}}: {what}, {bytes_text(loss.bytes)}")
+        lines.append(f"{text}; lose {{{names}}}: {what}, {bytes_text(loss.bytes)}")
     return lines
 
 
@@ -90,14 +90,14 @@ def _fitting(made: VaultPlan, room: int) -> None:
     what = f"d{number} needs {bytes_text(dear.total)} in memory, and may have {bytes_text(room)}"
     each = f"{bytes_text(dear.saved)} that its ranks save and {bytes_text(dear.for_others)} that it holds for others"
     gradients = f", {bytes_text(dear.gradients)} for gradients" if dear.gradients else ""
-    told = f"two slots of {each}{gradients}"
+    text = f"two slots of {each}{gradients}"
     less = [s for s in made.ranked if s.safe >= made.scheme.safe and s.for_others < made.scheme.for_others]
     remedy = (
         f"--protect '{less[0].protection}' takes less"
         if less
         else "make more domains of the ranks, or give them more memory"
     )
-    fail("E696", what, Label(made.foreseen.call, told), remedy=remedy)
+    fail("E696", what, Label(made.foreseen.call, text), remedy=remedy)
 
 
 def _saved(made: VaultPlan) -> list[str]:
@@ -198,12 +198,12 @@ def _reason(made: VaultPlan, lose: int, is_asked: bool) -> str:
 
 
 def _how(made: VaultPlan, options: Namespace) -> str:
-    said = f"--protect '{made.scheme.protection}'" + (f" --replays {made.replays}" if made.replays else "")
+    text = f"--protect '{made.scheme.protection}'" + (f" --replays {made.replays}" if made.replays else "")
     if not options.domains:
-        return f"--layout '{made.foreseen.call}' {said}"
+        return f"--layout '{made.foreseen.call}' {text}"
     if options.domains.isdigit():
-        return f"--ranks {len(made.foreseen.sizes)} --domains {options.domains} {said}"
-    return f"--domains {options.domains} {said}"
+        return f"--ranks {len(made.foreseen.sizes)} --domains {options.domains} {text}"
+    return f"--domains {options.domains} {text}"
 
 
 def _plan_json(made: VaultPlan, lose: int, known: Bandwidths | None) -> dict[str, object]:

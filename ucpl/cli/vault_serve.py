@@ -39,8 +39,8 @@ def run_serve(home: Path, options: Namespace, console: Console) -> int:
     text = options.domain or ""
     if not (text.isascii() and text.isdigit() and len(text) < len(str(NUMBER_MAX))):
         what = f"--domain {text[:SHOWN]}" if text else "serve"
-        said = "names no domain" if text else "needs --domain"
-        wrong(what, said, "ucpl vault serve ROOT/JOB --domain 0, one for each domain")
+        sentence = "names no domain" if text else "needs --domain"
+        wrong(what, sentence, "ucpl vault serve ROOT/JOB --domain 0, one for each domain")
     if bool(options.hosts) != bool(options.keys):
         wrong("--hosts", "and --keys go together", "--hosts node0:7070,node1:7070 --keys DIR")
     if options.hosts and not (options.ranks or options.domains or options.layout):

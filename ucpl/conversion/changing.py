@@ -254,9 +254,9 @@ def _groups_in_model(known: _Known, own: nodes.Model, asked: Mapping[str, tuple[
                 ("train", text), f"the target has the groups of its model {own.name}", f"leave {behind} out"
             )
         by_text.setdefault(text, []).append(path)
-    said = [f"trained by --train {t}: {_listed(p)}, as {own.name} has it" for t, p in by_text.items()]
-    said += [f"group {name} is new, with the hyper-parameters of {like}" for name, like in new.items()]
-    return Dealt(said=tuple(said), new=new)
+    texts = [f"trained by --train {t}: {_listed(p)}, as {own.name} has it" for t, p in by_text.items()]
+    texts += [f"group {name} is new, with the hyper-parameters of {like}" for name, like in new.items()]
+    return Dealt(said=tuple(texts), new=new)
 
 
 def _begun_in(own: nodes.Model, path: str, group: str) -> tuple[str, str] | None:
@@ -372,11 +372,11 @@ def demand_acting(changes: Changes, layout: Layout) -> None:
         for path in sorted(names):
             tensor = layout.tensors.get(path)
             if tensor is not None and tensor.kind != kind:
-                said = f"`{whole_name(path)} : ... is frozen`" if kind == "frozen" else "it without `is frozen`"
+                text = f"`{whole_name(path)} : ... is frozen`" if kind == "frozen" else "it without `is frozen`"
                 changes.origin.refuse(
                     (word, path),
                     f"it is {_KINDS[tensor.kind]} in {layout.model_name}, the target's model",
-                    f"write {said}",
+                    f"write {text}",
                 )
     of, stage = format_named(layout.framework), layout.settings.get("stage")
     is_trained = any(t.kind == "parameter" for t in layout.tensors.values())

@@ -57,8 +57,8 @@ def demand_complete(plan: Plan, source: Checkpoint) -> None:
     if found is None:
         lacks, _ = missing_parts(dict(config), _stored(plan))
         if lacks:
-            said = f"layers of {config['model_type']} in config.json have `{lacks[0]}`, and no tensor of the source has"
-            fail("E222", said, Label(str(source.top), where="config.json"))
+            text = f"layers of {config['model_type']} in config.json have `{lacks[0]}`, and no tensor of the source has"
+            fail("E222", text, Label(str(source.top), where="config.json"))
         return
     for names, effect in (
         (found.missing, "the source has no such tensor, and from_pretrained would begin with random numbers"),

@@ -91,13 +91,13 @@ def demand_strict(event: Event) -> None:
 
 def _dtype(text: str) -> str:
     """Raises: UcplError E173."""
-    said = text.lower().removeprefix("torch.")
-    if said and said not in _DTYPES:
+    sentence = text.lower().removeprefix("torch.")
+    if sentence and sentence not in _DTYPES:
         remedy = "write --dtype bf16, f16 or f32; without it each tensor keeps its own"
         fail(
             "E173", f"--dtype {text[:60]}: no dtype of weights", Label("<command line>", where="--dtype"), remedy=remedy
         )
-    return _DTYPES.get(said, "")
+    return _DTYPES.get(sentence, "")
 
 
 def _arguments(**values: str) -> str:

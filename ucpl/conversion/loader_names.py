@@ -128,8 +128,8 @@ def _of_peft(names: Sequence[str], lead: str, source: Side, given: Given) -> _Na
     files: dict[str, dict[str, str]] = {ADAPTER: own}
     if base:
         files["model.safetensors"] = base
-    said = f"the adapter `{adapter}` in {ADAPTER}" + (", the base model in model.safetensors" if base else "")
-    return _Names(files, said)
+    text = f"the adapter `{adapter}` in {ADAPTER}" + (", the base model in model.safetensors" if base else "")
+    return _Names(files, text)
 
 
 def _of_diffusers(names: Sequence[str], lead: str, source: Side, given: Given) -> _Names | None:

@@ -242,12 +242,12 @@ def _no_layout(text: str, error: UcplError) -> UcplError:
         found, error = _unknown(name, error)
     if opened:
         return error
-    said = f"there is no checkpoint at `{text}`, and no layout of that name"
+    sentence = f"there is no checkpoint at `{text}`, and no layout of that name"
     remedy = found.remedy if found.code == "E383" or (found.code == "E110" and found.about) else _NO_PATH
     if os.path.exists(text):
-        said = f"`{text}` is a path, and a layout is called here"
+        sentence = f"`{text}` is a path, and a layout is called here"
         remedy = _layouts_at(text)
-    return UcplError(Diagnostic("E110", said, (Label("<command line>", where=text),), remedy=remedy))
+    return UcplError(Diagnostic("E110", sentence, (Label("<command line>", where=text),), remedy=remedy))
 
 
 def _unknown(name: str, error: UcplError) -> tuple[Diagnostic, UcplError]:

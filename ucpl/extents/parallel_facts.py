@@ -122,8 +122,8 @@ def expert_file(layer: int, number: int, mp: int | str) -> str:
 
     mp: the model-parallel rank, or its placeholder in a template.
     """
-    said = f"{mp:02}" if isinstance(mp, int) else mp
-    return f"layer_{layer}_expert_{number}_mp_rank_{said}_model_states.pt"
+    text = f"{mp:02}" if isinstance(mp, int) else mp
+    return f"layer_{layer}_expert_{number}_mp_rank_{text}_model_states.pt"
 
 
 # ---- sub-groups of ZeRO-3 --------------------------------------------------------------------------------------------

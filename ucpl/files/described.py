@@ -203,10 +203,10 @@ def _of_torch(path: Path, shards: Sequence[Path]) -> Description:
             return Description(
                 f"it is a torch file of one state dict: {_tensors_text(value)}", _way_out(path, shards, "")
             )
-        said = ", ".join(f"{key}{_kind_text(one)}" for key, one in list(value.items())[:_KEYS])
+        text = ", ".join(f"{key}{_kind_text(one)}" for key, one in list(value.items())[:_KEYS])
         more = ", ..." if len(value) > _KEYS else ""
         states = [key for key, one in value.items() if isinstance(one, Mapping) and _is_state(one)]
-        what = f"it is a torch file with the keys {said}{more}" if value else "it is a torch file of an empty dict"
+        what = f"it is a torch file with the keys {text}{more}" if value else "it is a torch file of an empty dict"
         if not states:
             has_tensors = next(_leaves(value), None) is not None
             return Description(what, "save one dict of its tensors by their names" if has_tensors else "")

@@ -168,14 +168,14 @@ def numbered_empty(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
     found = unstated_empty(source)
     if not found or not any(tensor.states for tensor in structure.tensors):
         return ()
-    said = f"{_first_of(found)} has no elements, and DeepSpeed's files do not say"
+    text = f"{_first_of(found)} has no elements, and DeepSpeed's files do not say"
     if len(structure.groups) == 1:
         return (
-            f"{said} if the optimizer trains it: it has a number and states here. For an optimizer without it, take its"
+            f"{text} if the optimizer trains it: it has a number and states here. For an optimizer without it, take its"
             " number out of the group",
         )
     return (
-        f"{said} its group: the target's optimizer has no number for it. A job whose optimizer has it gets torch's `doesn't"
+        f"{text} its group: the target's optimizer has no number for it. A job whose optimizer has it gets torch's `doesn't"
         " match the size of optimizer's group`: give it the others alone, and add it after loading",
     )
 

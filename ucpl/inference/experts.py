@@ -132,11 +132,11 @@ def _demand_alike(model: nodes.Model, experts: Experts, ep: int, asked: Label) -
         other = first.setdefault((one.module, one.inner, 0 if one.is_fused else local), name)
         if (name in trained) == (other in trained):
             continue
-        said = [f"{n} is {'trained' if n in trained else 'frozen'}" for n in (other, name)]
+        texts = [f"{n} is {'trained' if n in trained else 'frozen'}" for n in (other, name)]
         why = "in one tensor of the module" if one.is_fused else f"expert {local} of {each} on their ranks"
         fail(
             "E478",
-            f"{said[0]} and {said[1]}, and at ep = {ep} both are {why}: DeepSpeed states one rank's parameters, for all",
+            f"{texts[0]} and {texts[1]}, and at ep = {ep} both are {why}: DeepSpeed states one rank's parameters, for all",
             asked,
             remedy=f"Name both alike, or all: '{one.every}'"
             + ("." if one.is_fused else "; or another ep; ep = 1 has all numbers apart."),

@@ -176,9 +176,9 @@ def started(checkpoint: Checkpoint) -> str:
         for name, s in checkpoint.state.parallel.shardings.items()
         if s.dim is not None
     ]
-    said = f"# The cuts of tensors with lines marked as open are unknown: {_WORDS}."
+    text = f"# The cuts of tensors with lines marked as open are unknown: {_WORDS}."
     lines = [f"{line}: open" for line in _open_lines(unknown, checkpoint)]
-    return "\n".join((f"ucpl {VERSION}", "", said, _opening(checkpoint), *known, *lines, "}", ""))
+    return "\n".join((f"ucpl {VERSION}", "", text, _opening(checkpoint), *known, *lines, "}", ""))
 
 
 def _opening(checkpoint: Checkpoint) -> str:
@@ -382,8 +382,8 @@ def _only_heads(sections: Sequence[_Cut], fitting: Sequence[int], degree: int, g
             Label("<call>", where=f"tp = {degree}"),
         )
     if len(found) > 1:  # another number would be a contradiction of shapes when DeepSpeed loads, never a silent one
-        said = "default of a config without heads; give kv_heads=N if the model's config has N, which changes the cut"
-        return 0, said
+        text = "default of a config without heads; give kv_heads=N if the model's config has N, which changes the cut"
+        return 0, text
     return fitting[0], "the only cut that the source's widths allow"
 
 

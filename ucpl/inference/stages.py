@@ -151,13 +151,13 @@ def _redealt(pipeline: Pipeline, degree: int, ep: int) -> Pipeline:
     if degree == 1:
         ways = {"": (0, len(pipeline.layers))}
     if len(set(ways.values())) != 1:
-        said = (
+        text = (
             " and ".join(f"{[b - a for a, b in pairwise(x)]} by '{m}'" for m, x in ways.items())
             or "its stages are dealt by neither 'uniform' nor 'parameters'"
         )
         fail(
             "E476",
-            f"{len(pipeline.layers)} layers on pp = {degree}: {said}, and the source does not determine it",
+            f"{len(pipeline.layers)} layers on pp = {degree}: {text}, and the source does not determine it",
             Label("<call>", where=f"pp = {degree}"),
             Label("<source>", pipeline.origin, where=f"layers of stages {pipeline.sizes}"),
         )

@@ -85,9 +85,9 @@ def _is_a_size(name: str) -> str:
 
 def _further(state: nodes.State) -> str:
     """Remedy for a second line of a state with other dims."""
-    said = "  ".join(" ".join(("without", *c.dims, *(("for", ", ".join(c.of)) if c.of else ()))) for c in state.without)
+    text = "  ".join(" ".join(("without", *c.dims, *(("for", ", ".join(c.of)) if c.of else ()))) for c in state.without)
     return (
-        f"a state has one line, and a clause for each kind of tensor: write `{said}` behind the first" if said else ""
+        f"a state has one line, and a clause for each kind of tensor: write `{text}` behind the first" if text else ""
     )
 
 

@@ -138,8 +138,8 @@ def _whole(value: Operand, expr: nodes.Expr) -> Number:
         fail("E105", f"{what} has no value", at(expr.span, "absent from the config"))
     if isinstance(value, bool) or not isinstance(value, int | np.ndarray):
         about = NotWhole(value)
-        said = f"a whole number is needed here, not {value!r}"
-        raise UcplError(Diagnostic("E104", said, (at(expr.span),), remedy=about.remedy, about=about))
+        text = f"a whole number is needed here, not {value!r}"
+        raise UcplError(Diagnostic("E104", text, (at(expr.span),), remedy=about.remedy, about=about))
     return value
 
 
@@ -195,8 +195,8 @@ def _each(
     if not lists:
         return combine(_whole(both[0], of[0]), _whole(both[1], of[1]))
     if len(lists) == 2 and len(lists[0]) != len(lists[1]):
-        said = f"{print_expr(of[0])} has {len(lists[0])} items, and {print_expr(of[1])} has {len(lists[1])}"
-        fail("E104", said, at(of[1].span), remedy="combine lists of one length, or a list and a number")
+        text = f"{print_expr(of[0])} has {len(lists[0])} items, and {print_expr(of[1])} has {len(lists[1])}"
+        fail("E104", text, at(of[1].span), remedy="combine lists of one length, or a list and a number")
     out: list[Value] = []
     for n in range(len(lists[0])):
         a, b = (

@@ -112,8 +112,8 @@ def piece_of(split: Split, length: int, ways: int, here: int) -> tuple[int, int]
     match split.kind:
         case "sizes":
             if len(split.sizes) != ways or sum(split.sizes) != length:
-                said = f"{len(split.sizes)} sizes that add up to {sum(split.sizes)} do not cut {length}"
-                raise UnevenCut(f"{said} over {split.mesh_axis} = {ways}", split, length, ways)
+                text = f"{len(split.sizes)} sizes that add up to {sum(split.sizes)} do not cut {length}"
+                raise UnevenCut(f"{text} over {split.mesh_axis} = {ways}", split, length, ways)
             start = sum(split.sizes[:here])
             return start, start + split.sizes[here]
         case "spread":

@@ -47,12 +47,12 @@ def _indices_of(item: nodes.Expr, name: str, size: int, scope: Scope) -> Iterato
     A negative one counts from the end, as bounds of ranges do.
     """
     if isinstance(item, nodes.Unary | nodes.Binary) and item.operator in _TRUTHS:
-        said = f"the indices of `{name}` are numbers and lists, not conditions"
+        text = f"the indices of `{name}` are numbers and lists, not conditions"
         match item:
             case nodes.Binary("==", left, nodes.Text() as word):
                 remedy = f"write {name}[where({print_expr(left)}, {print_expr(word)})]"
-                fail("E138", said, at(item.span), remedy=remedy)
-        fail("E138", said, at(item.span))
+                fail("E138", text, at(item.span), remedy=remedy)
+        fail("E138", text, at(item.span))
     value = scope.evaluate(item)
     if value is None:
         scope.integer(item)  # names the absent key of the config

@@ -89,8 +89,8 @@ def _varying(binding: nodes.Binding, scope: Scope) -> Varying:
         scope.size(binding.name, binding.span)  # names the absent key of the config
     count = scope.size(binding.by, binding.span)
     if not isinstance(value, list) or not all(isinstance(n, int) and n >= 0 for n in value):
-        said = f"`{binding.name}` by `{binding.by}` is a list of sizes, not {value!r}"
-        fail("E198", said, at(binding.span), remedy=_listed(binding, value, count))
+        text = f"`{binding.name}` by `{binding.by}` is a list of sizes, not {value!r}"
+        fail("E198", text, at(binding.span), remedy=_listed(binding, value, count))
     sizes = tuple(n for n in value if isinstance(n, int))
     if len(sizes) != count:
         fail(

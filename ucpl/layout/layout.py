@@ -322,8 +322,8 @@ class Layout:
             "entries": len(self.entries),
             "state lines": len(self.state_lines),
         }
-        said = ", ".join(f"{count:,} {what}" for what, count in counts.items())
-        return f"{self.call} of {self.model_call or 'any'}, {self.ranks:,} ranks: {said}"
+        text = ", ".join(f"{count:,} {what}" for what, count in counts.items())
+        return f"{self.call} of {self.model_call or 'any'}, {self.ranks:,} ranks: {text}"
 
     def dtype_of(self, path: str, state: str) -> str:
         """Type of a tensor's weight or of one of its states.

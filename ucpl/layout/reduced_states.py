@@ -286,11 +286,11 @@ class _Pattern:
         if not first:
             return dim, True
         if len(first) < len(of):
-            said = f"has `{dim.name}` for several tensors, and {self.state} of only some of them lacks it"
-            _refuse(self.entry, self.state, said, _APART)
+            text = f"has `{dim.name}` for several tensors, and {self.state} of only some of them lacks it"
+            _refuse(self.entry, self.state, text, _APART)
         if dim.low or dim.high is not None:
-            said = f"has a part of `{dim.name}`, and {self.state} lacks this dim"
-            _refuse(self.entry, self.state, said, f"write the dim once, complete: {dim.name}")
+            text = f"has a part of `{dim.name}`, and {self.state} lacks this dim"
+            _refuse(self.entry, self.state, text, f"write the dim once, complete: {dim.name}")
         return ax.Dim(dim.name, first[0], first[0] + 1), False
 
     def product(self, inner: Sequence[ax.Axis], label: str | None) -> tuple[ax.Axis, bool]:
@@ -302,6 +302,6 @@ class _Pattern:
     def sum(self, axis: ax.Stack, terms: Sequence[ax.Term], label: str | None) -> tuple[ax.Axis, bool]:
         made = [(term, [self.of(a, term.label or label) for a in term.axes]) for term in terms]
         if not all(any(kept for _, kept in axes) for _, axes in made):
-            said = f"packs tensors along dims that {self.state} lacks: one number of the packed tensor belongs to all of them"
-            _refuse(self.entry, self.state, said, _APART)
+            text = f"packs tensors along dims that {self.state} lacks: one number of the packed tensor belongs to all of them"
+            _refuse(self.entry, self.state, text, _APART)
         return ax.Stack(tuple(evolve(term, axes=tuple(a for a, _ in axes)) for term, axes in made)), True

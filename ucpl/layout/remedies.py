@@ -174,12 +174,12 @@ def _of_config(item: nodes.Entry, name: str, dims: Sequence[str]) -> str:
 
     It is the dim of that size, if only one is left.
     """
-    said = "a pattern has dims of the model by their names, and the model has their sizes: `dim h = config.hidden_size`"
+    text = "a pattern has dims of the model by their names, and the model has their sizes: `dim h = config.hidden_size`"
     named = {n.name for n in walk(*item.indices, *(item.shape or ())) if isinstance(n, nodes.Dim)}
     left = [one for one in dict.fromkeys(dims) if one not in named]
     if len(left) != 1:
-        return f"{said}. They are {' '.join(dict.fromkeys(dims))}" if dims else said
-    return _with_line(said, rewritten(item, lambda n: nodes.Dim(left[0]) if _is_dim(n, name) else None))
+        return f"{text}. They are {' '.join(dict.fromkeys(dims))}" if dims else text
+    return _with_line(text, rewritten(item, lambda n: nodes.Dim(left[0]) if _is_dim(n, name) else None))
 
 
 def _is_dim(node: nodes.Record, name: str) -> bool:

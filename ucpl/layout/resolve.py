@@ -325,9 +325,9 @@ def _of_another_part(found: Diagnostic, name: str, opened: OpenedLayout, tensors
             parts = [i.name for i in opened.model.items if isinstance(i, nodes.Use)]
             close = nearest(use.name, parts)
             has = f"it uses {', '.join(parts)}" if parts else f"write `use ... as {use.name}` in the model, too"
-            said = f"the model {opened.model.name} uses nothing as `{use.name}`"
+            text = f"the model {opened.model.name} uses nothing as `{use.name}`"
             remedy = f"did you mean `{close}`?" if close else has
-            fail("E137", said, at(use.span, "used here"), *found.labels, remedy=remedy)
+            fail("E137", text, at(use.span, "used here"), *found.labels, remedy=remedy)
 
 
 def _of_another_model(found: Diagnostic, name: str, opened: OpenedLayout) -> None:
@@ -342,9 +342,9 @@ def _of_another_model(found: Diagnostic, name: str, opened: OpenedLayout) -> Non
         if other not in (node.of, "any") and name in paths:
             bases = [] if node.of == "any" else library.models(library.model(node.of))
             if other not in [base.node.name for base in bases]:
-                said = f"`{link.node.name}` is of {other}, and `{node.name}`, which extends it, of {node.of}"
+                text = f"`{link.node.name}` is of {other}, and `{node.name}`, which extends it, of {node.of}"
                 remedy = f"write `of {other}`" + (f", or let {node.of} extend {other}" if bases else "")
-                fail("E137", said, at(node.span), *found.labels, remedy=remedy)
+                fail("E137", text, at(node.span), *found.labels, remedy=remedy)
 
 
 # ---- the mesh of a line's axes ---------------------------------------------------------------------------------------

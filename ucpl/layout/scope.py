@@ -181,9 +181,9 @@ class Scope:
         name = next(names, None)
         if name is None or not isinstance(found.about, NotWhole):
             return error
-        said = f"a whole number is needed, not {found.about.value!r}"
+        text = f"a whole number is needed, not {found.about.value!r}"
         labels = self.labels_at(name.path, found.labels[0])
-        return UcplError(evolve(found, message=said, labels=labels, remedy=self._of_whole(name.path, found)))
+        return UcplError(evolve(found, message=text, labels=labels, remedy=self._of_whole(name.path, found)))
 
     def _of_whole(self, name: str, found: Diagnostic) -> str:
         """Remedy for a name whose value is no integer.

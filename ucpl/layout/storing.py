@@ -163,13 +163,13 @@ def check_setting_values(item: nodes.Framework, settings: Mapping[str, Value]) -
 
 def _refuse(own: Format, argument: nodes.Argument) -> NoReturn:
     known = own.settings
-    said = argument.name or ""
-    close = nearest(said, known)
-    others = [other.name for other in formats().values() if said in other.settings]
+    text = argument.name or ""
+    close = nearest(text, known)
+    others = [other.name for other in formats().values() if text in other.settings]
     whose = f"it is one of {' and '.join(others)}; " if others else ""
     fail(
         "E192",
-        f"framework {own.name}() has no setting `{said}`",
+        f"framework {own.name}() has no setting `{text}`",
         at(argument.span),
         remedy=f"did you mean `{close}`?" if close else f"{whose}the settings of {own.name}() are {', '.join(known)}",
     )
@@ -352,8 +352,8 @@ def ground_of(items: Iterable[nodes.LayoutItem], scope: Scope, indices: dict[str
     known = [format_named(i.call.name) for i in items if isinstance(i, nodes.Framework)]
     for item in items:
         if isinstance(item, nodes.Files) and scope.holds(item.when):
-            said = f"{item.template}.safetensors" if item.form == MEMORY else item.template
-            path = ground.template(said, item.span, brackets) if item.form is not None else None
+            text = f"{item.template}.safetensors" if item.form == MEMORY else item.template
+            path = ground.template(text, item.span, brackets) if item.form is not None else None
             is_chunked = any(one.stores_chunks(item.form) for one in known)
             if is_chunked and item.template.endswith(_OF_A_RANK):
                 folder = item.template[: item.template.rfind("/") + 1]

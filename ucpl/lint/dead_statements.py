@@ -222,13 +222,13 @@ def _range(name: str, among: nodes.Among | None, line: int) -> Iterator[str]:
                 start = 0 if low is None else low.value
                 if stop <= start:
                     meant = f"{name}[{stop}..{start}]" if stop < start else f"{name}[{start}..{start + 1}]"
-                    said = f"{name}[{'' if low is None else start}..{stop}]"
-                    yield f"`{said}` (line {line}) holds nothing: a range ends before its second number. Write `{meant}`"
+                    text = f"{name}[{'' if low is None else start}..{stop}]"
+                    yield f"`{text}` (line {line}) holds nothing: a range ends before its second number. Write `{meant}`"
                     return
     match among.items:
         case (nodes.Range(start=None | nodes.Number(value=0) as low, stop=None, step=None | nodes.Number(value=1)),):
-            said = f"{name}[{'' if low is None else 0}..]"
-            yield f"`{said}` (line {line}) is all of `{name}`. Write `{name}`, or a bound, `{name}[1..]`"
+            text = f"{name}[{'' if low is None else 0}..]"
+            yield f"`{text}` (line {line}) is all of `{name}`. Write `{name}`, or a bound, `{name}[1..]`"
             return
     for one in _twice(str(part.value) for part in among.items if isinstance(part, nodes.Number)):
         yield f"`{one}` is given twice in the brackets of `{name}` (line {line}), and is meant once. Write the other number"
@@ -364,18 +364,18 @@ def _of_one_truth(asked: nodes.Expr, axes: Collection[str]) -> str:
     truth = constant_condition(asked, axes)
     if truth is None:
         return ""
-    said = "always holds" if truth else "never holds"
+    text = "always holds" if truth else "never holds"
     match asked:
         case nodes.Binary(operator=("and" | "or") as word, left=left):
             other = "or" if word == "and" else "and"
-            return f"{said}. Keep one side of it, as in `when {print_expr(left)}`, or write `{other}` for `{word}`"
+            return f"{text}. Keep one side of it, as in `when {print_expr(left)}`, or write `{other}` for `{word}`"
     name = next((n.path for n in walk(asked) if isinstance(n, nodes.Name)), "tp")
     if name in axes:
         return (
-            f"{said}: `{name}` is how many ranks there are, 1 or more. Write `when {name} > 1`, or for the first of them"
+            f"{text}: `{name}` is how many ranks there are, 1 or more. Write `when {name} > 1`, or for the first of them"
             f" `at {name}[0]`"
         )
-    return f"{said}. Write the other number, or take it out"
+    return f"{text}. Write the other number, or take it out"
 
 
 def constant_condition(asked: nodes.Expr, axes: Collection[str]) -> bool | None:

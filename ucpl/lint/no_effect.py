@@ -137,10 +137,10 @@ def _idle_casts(layout: Layout, item: nodes.Entry) -> Iterator[str]:
 
 
 def _line(layout: Layout, of: str | None, span: nodes.Span) -> str:
-    said = f"* {worded(span, 'of', 'is')} {of}" if of else "*"
+    text = f"* {worded(span, 'of', 'is')} {of}" if of else "*"
     what = "second name" if of == "alias" else f"{of} tensor" if of else "tensor"
     return (
-        f"{layout.name}: the line `{said} = ...` speaks of no tensor: {layout.model_name} has no {what} without a line of"
+        f"{layout.name}: the line `{text} = ...` speaks of no tensor: {layout.model_name} has no {what} without a line of"
         " its own. Take it out, or take the others out"
     )
 

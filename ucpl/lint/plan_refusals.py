@@ -173,11 +173,11 @@ def check_nested_keys(placement: Placement) -> None:
             if outer is None:
                 continue
             of, inner, shown = keys[outer], "/".join(key), "/".join(outer)
-            said = f"`{shown}` of {file} is a tensor or a blob" if shown else f"all of {file} is one value"
+            text = f"`{shown}` of {file} is a tensor or a blob" if shown else f"all of {file} is one value"
             lines = [one for one in (inside, of) if one is not None and one.span.line]
             fail(
                 "E392",
-                f"{said}, and `{inner}` would be inside of it",
+                f"{text}, and `{inner}` would be inside of it",
                 *(at(one.span, "this one" if n == 0 else "and this one") for n, one in enumerate(lines)),
                 remedy=f'write another key, as "{shown}/value" for the first or "{shown}.{"/".join(key[len(outer) :])}" for the'
                 " second: each `/` is a step into a dict"

@@ -87,8 +87,10 @@ def old_version(text: str, file: File) -> tuple[Remark, ...]:
     """
     if file.version == VERSION:
         return ()
-    said = f"the file is in version {file.version} of the language: `ucpl fmt --upgrade` writes it in version {VERSION}"
-    made = Remark(said, "old-version", _header_line(text))
+    sentence = (
+        f"the file is in version {file.version} of the language: `ucpl fmt --upgrade` writes it in version {VERSION}"
+    )
+    made = Remark(sentence, "old-version", _header_line(text))
     return tuple(one for one in silenced((made,), text, file) if one is made)
 
 

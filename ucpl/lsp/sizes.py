@@ -238,8 +238,8 @@ def _short_call(layout: Layout) -> str:
     """The call with the arguments that have no default."""
     from ucpl.extents.train_state import is_of_default
 
-    said = [f"{n} = {v}" for n, v, origin in layout.origins if not is_of_default(origin)]
-    return f"{layout.name}({', '.join(said)})"
+    texts = [f"{n} = {v}" for n, v, origin in layout.origins if not is_of_default(origin)]
+    return f"{layout.name}({', '.join(texts)})"
 
 
 def sizes_of(texts: EditorTexts, path: str) -> TextSizes:

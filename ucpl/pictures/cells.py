@@ -320,5 +320,5 @@ def _strip(layout: Layout, path: str, dim: int, run: tuple[int, int]) -> str:
     tensor = layout.tensors[path]
     name, indices = tensor.dims[dim], tensor.indices[dim]
     low, high = indices[run[0]], indices[run[1] - 1]
-    said = str(low) if run[1] - run[0] == 1 else f"{low}..{high + 1}"
-    return said if "#" in name else f"{whole_dim(name)}={said}"
+    text = str(low) if run[1] - run[0] == 1 else f"{low}..{high + 1}"
+    return text if "#" in name else f"{whole_dim(name)}={text}"

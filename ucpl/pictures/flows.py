@@ -221,14 +221,14 @@ def _cuts(low: int, high: int) -> I64:
 
 
 def _notes(plan: Plan) -> Iterator[str]:
-    said = [f"changed: {text}" for text in plan.changed]
-    said += [f"derived: {text}" for text in plan.derived]
-    said += [f"filled: {text}" for text in plan.filled]
-    said += [f"carried: {blob.said}" for blob in plan.target.blobs]
-    said += [f"dropped: {text}" for text in plan.dropped]
-    yield from said[:NOTES_MAX]
-    if len(said) > NOTES_MAX:
-        yield f"and {len(said) - NOTES_MAX:,} lines more, which ucpl show prints"
+    texts = [f"changed: {text}" for text in plan.changed]
+    texts += [f"derived: {text}" for text in plan.derived]
+    texts += [f"filled: {text}" for text in plan.filled]
+    texts += [f"carried: {blob.said}" for blob in plan.target.blobs]
+    texts += [f"dropped: {text}" for text in plan.dropped]
+    yield from texts[:NOTES_MAX]
+    if len(texts) > NOTES_MAX:
+        yield f"and {len(texts) - NOTES_MAX:,} lines more, which ucpl show prints"
 
 
 def ranks_text(run: tuple[int, int]) -> str:

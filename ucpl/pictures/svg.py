@@ -213,9 +213,9 @@ def _family(d: Drawing, tensor: TensorPicture, family: CellFamily, place: tuple[
     """place: x, y, width. Returns where it ends."""
     x, y, width = place
     note = family_note(family)
-    said = ", ".join(family.states)
-    d.text(x, y + 13, clipped(said, int(width / 7)), "state", title=said)
-    used = text_width(said) * 1.32 + 10
+    sentence = ", ".join(family.states)
+    d.text(x, y + 13, clipped(sentence, int(width / 7)), "state", title=sentence)
+    used = text_width(sentence) * 1.32 + 10
     if note and used + text_width(note) > width:
         y += 14
         d.text(x, y + 13, clipped(note, int(width / 5.6)), "small", title=note)

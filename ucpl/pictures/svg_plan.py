@@ -118,13 +118,13 @@ def _ways(d: Drawing, p: PlanPicture, y: float) -> float:
         with d.group(state=state):
             for way in ways:
                 if way.amount:
-                    said = (
+                    sentence = (
                         f"{way.kind}: {way.elements:,} elements, {amount_text(way.amount, p.unit)}, {way.runs:,} runs"
                     )
                     d.cell(
                         (x, y + 1, way.amount * scale, 16),
                         _shade_of_kind(way.kind),
-                        f"{state}\n{said}",
+                        f"{state}\n{sentence}",
                         labels=(way.kind,),
                     )
                 x += way.amount * scale
@@ -252,11 +252,13 @@ def _entries(d: Drawing, p: PlanPicture, y: float) -> float:
         names = "\n".join(printable(name) for name in e.tensors)
         d.text(MARGIN, y + 13, clipped(e.label, 30), "name", title=f"{printable(e.label)}\n{names}")
         x = MARGIN + NAMES
-        said = f"{', '.join(e.states)}: {amount_text(e.amount, p.unit)}"
+        sentence = f"{', '.join(e.states)}: {amount_text(e.amount, p.unit)}"
         with d.group(entry=e.label, amount=e.amount):
-            d.cell((x, y + 1, max(1.0, room * e.amount / most), 16), shade_of(4), printable(said))
+            d.cell((x, y + 1, max(1.0, room * e.amount / most), 16), shade_of(4), printable(sentence))
         text = f"{amount_text(e.amount, p.unit)}, {e.runs:,} runs, {_ranks(e.sources)} → {_ranks(e.targets)}"
-        d.text(x + max(1.0, room * e.amount / most) + 7, y + 13, clipped(text, 80), "small", title=f"{said}\n{text}")
+        d.text(
+            x + max(1.0, room * e.amount / most) + 7, y + 13, clipped(text, 80), "small", title=f"{sentence}\n{text}"
+        )
         y += 21
     if len(p.entries) > ENTRIES_MAX:
         d.text(MARGIN, y + 13, f"and {len(p.entries) - ENTRIES_MAX:,} entries more", "small")

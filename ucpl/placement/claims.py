@@ -339,10 +339,10 @@ def _remedy(place: Place, entry: Entry | None, mine: Mark, theirs: Mark, *, one_
             of = ": {name} is the same for all layers, {key} is not" if word == "{key}" else ""
             return f'the line is for {names[0]} and {names[1]}: name the tensor in the key, as in "{word}"{of}'
         indices = "".join(f".{{{name}}}" for axis in entry.indices for name in list(ax.dims_of(axis))[:1])
-        said = f"they are two tensors, {names[0]} and {names[1]}: give one of them another key"
+        text = f"they are two tensors, {names[0]} and {names[1]}: give one of them another key"
         if f"{entry.path}{indices}" == key:  # its own: the other one's is to be another
-            return f'{said}\nwrite: as "{names[1]}"'
-        return f'{said}\nwrite: as "{entry.path}{indices}"'
+            return f'{text}\nwrite: as "{names[1]}"'
+        return f'{text}\nwrite: as "{entry.path}{indices}"'
     differing = [n for (n, a), (_, b) in zip(mine.digits, theirs.digits, strict=False) if a != b]
     cut = [n for (n, a), (_, b) in zip(mine.coordinates, theirs.coordinates, strict=False) if a != b]
     if mine.state != "weight" and differing and not cut:

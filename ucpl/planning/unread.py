@@ -43,12 +43,12 @@ def check_known(extents: Extents, sources: Iterable[StoredTensor], unread: Unrea
     for (file, key), extent in extents.items():
         if not extent.numel or (file, key) in read or _mark(key, extent) in known.get(file, ()):
             continue
-        said = f"{extent.dtype} {list(extent.shape)}"
+        text = f"{extent.dtype} {list(extent.shape)}"
         found.append(
             Diagnostic(
                 "E606",
-                f"{file} has {key_text(key)}, {said}, and the plan was made without it",
-                (Label(file, f"source: {said}", where=key_text(key)), Label("plan", "knows of no such tensor")),
+                f"{file} has {key_text(key)}, {text}, and the plan was made without it",
+                (Label(file, f"source: {text}", where=key_text(key)), Label("plan", "knows of no such tensor")),
                 remedy=codes()["E606"].remedy,
             )
         )

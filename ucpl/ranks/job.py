@@ -334,9 +334,9 @@ class StoreGroup:
                     self._report_failure(rank, _LATE, what)
                     return
             elif now - then > GONE:
-                said = f"is gone: it was not heard for {now - then:.0f} seconds"
-                self._trouble = rank, "", said
-                self._report_failure(rank, "", said)
+                text = f"is gone: it was not heard for {now - then:.0f} seconds"
+                self._trouble = rank, "", text
+                self._report_failure(rank, "", text)
 
     def _ask(self, question: Callable[[Store], T]) -> T:
         """One question to the store. Raises: UcplError E621, if it is dead."""

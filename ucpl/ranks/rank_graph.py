@@ -291,10 +291,10 @@ def request(pieces: Sequence[Piece]) -> bytes:
 def parse_request(raw: bytes, peer: int) -> list[Piece]:
     """The pieces of a request of `peer`, as boxes of this rank."""
     size = int.from_bytes(raw[:8], "little")
-    told = json.loads(raw[8 : 8 + size])
-    names: list[tuple[Name, str]] = [((file, tuple(key)), dtype) for file, key, dtype in told["names"]]
-    ways = [Transfer(*way) for way in told["ways"]]
-    width = int(told["width"])
+    header = json.loads(raw[8 : 8 + size])
+    names: list[tuple[Name, str]] = [((file, tuple(key)), dtype) for file, key, dtype in header["names"]]
+    ways = [Transfer(*way) for way in header["ways"]]
+    width = int(header["width"])
     rows = np.frombuffer(raw[8 + size :], np.int64).reshape(-1, 4 + 2 * width)
     found = []
     for name, way, dims, offset, *rest in rows.tolist():

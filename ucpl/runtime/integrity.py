@@ -133,8 +133,8 @@ class Sums:
             return [Diagnostic("E633", what, (Label(str(path)),), remedy=codes()["E633"].remedy)], 0
         if stop.is_set() or made == self.stated[name]:
             return [], done
-        said = f"{_ALGORITHM} {self.stated[name][:16]} stated, {made[:16]} of the bytes"
-        return [self._wrong(name, f"{name} does not match {INTEGRITY}", said)], done
+        text = f"{_ALGORITHM} {self.stated[name][:16]} stated, {made[:16]} of the bytes"
+        return [self._wrong(name, f"{name} does not match {INTEGRITY}", text)], done
 
     def _wrong(self, name: str, what: str, said: str) -> Diagnostic:
         return Diagnostic("E635", what, (Label(str(self.root / name), said),), remedy=codes()["E635"].remedy)

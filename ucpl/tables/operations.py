@@ -106,8 +106,8 @@ class Reconstruct:
 
     def __str__(self) -> str:
         lost, others = (", ".join(f"d{d}" for d in some) for some in (self.lost, self.others))
-        said = f"{self.size:,} bytes that {lost} lost, from {others}, by {self.scheme}"
-        return f"reconstruct {self.state} of {self.label}: {said}"
+        text = f"{self.size:,} bytes that {lost} lost, from {others}, by {self.scheme}"
+        return f"reconstruct {self.state} of {self.label}: {text}"
 
 
 @frozen(eq=False)
@@ -125,10 +125,10 @@ class Recompute:
     optimizer: str  # "AdamW"
 
     def __str__(self) -> str:
-        said = (
+        text = (
             f"{self.size:,} bytes by {self.steps} steps of {self.optimizer}, of {self.gradients:,} bytes of gradients"
         )
-        return f"recompute {self.state} of {self.label}: {said}"
+        return f"recompute {self.state} of {self.label}: {text}"
 
 
 @frozen(eq=False)
@@ -428,8 +428,8 @@ def net_text(net: nx.DiGraph[Node]) -> str:
     lines = []
     for node, i in number.items():
         needs = sorted(number[p] for p in net.predecessors(node))
-        said = str(node).replace("\n", "\ufffd")  # a name breaks no line
-        lines.append(f"{i:>4}  {said}" + (f"  <-  {_ranges(needs)}" if needs else ""))
+        text = str(node).replace("\n", "\ufffd")  # a name breaks no line
+        lines.append(f"{i:>4}  {text}" + (f"  <-  {_ranges(needs)}" if needs else ""))
     return "\n".join(lines)
 
 

@@ -146,12 +146,12 @@ def _tried(given: _Given, layout: nodes.Layout, examples: int, chance: random.Ra
     tried: list[str] = []
     elements = 0
     for (here, source), (there, target) in pairs[:examples]:
-        said = f"{best.named(here)} -> {best.named(there)}"
+        text = f"{best.named(here)} -> {best.named(there)}"
         try:
             elements += assert_round_trip(source, target)
         except AssertionError as error:
-            raise AssertionError(f"{said}: {error}") from None
-        tried.append(said)
+            raise AssertionError(f"{text}: {error}") from None
+        tried.append(text)
     return Report(layout.name, tuple(tried), tuple(best.refused), best.small, elements)
 
 

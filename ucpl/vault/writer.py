@@ -352,12 +352,12 @@ class Writer:
             self._patience = math.inf
         else:  # longer each time: the missing server may return
             self._patience = HOPELESS if self._patience == math.inf else 2 * self._patience
-        told = f"generation {generation} is not committed after {seconds:.0f} s, and is withdrawn: {why}"
+        text = f"generation {generation} is not committed after {seconds:.0f} s, and is withdrawn: {why}"
         try:
-            fail("E699", f"{self.home}: {told}", Label(str(self.here.folder), f"rank {self.rank}"))
+            fail("E699", f"{self.home}: {text}", Label(str(self.here.folder), f"rank {self.rank}"))
         except UcplError as error:
             self.error = error
-        _log.warning("%s", told)
+        _log.warning("%s", text)
 
     def _save(
         self, generation: int, step: int, files: list[ToSave], records: tuple[JsonObject, JsonObject | None]
@@ -565,12 +565,12 @@ def _json(state: object) -> JsonObject:
         text = json.dumps({} if state is None else state)
         if len(text) > STATE_MAX:
             raise ValueError(f"more than {STATE_MAX:,} bytes of JSON")
-        told = json.loads(text, object_pairs_hook=_once)  # the caller's lists may change once this returns
-        if not isinstance(told, dict):
+        copied = json.loads(text, object_pairs_hook=_once)  # the caller's lists may change once this returns
+        if not isinstance(copied, dict):
             raise TypeError(f"it is a {type(state).__name__}, not a dict")
     except (TypeError, ValueError, RecursionError) as error:
         fail("E693", f"the companion state is not small JSON: {error}", Label("state"))
-    return told
+    return copied
 
 
 def _failed(writer: Writer, error: Exception) -> UcplError:

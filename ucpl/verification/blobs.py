@@ -116,8 +116,8 @@ def compare_blobs(a: Checkpoint, here: Placement, b: Checkpoint, there: Placemen
         from ucpl.verification.train_states import Difference
 
         if name not in ours or name not in theirs:
-            said = ["a value" if name in side else "nothing" for side in (ours, theirs)]
-            out.append(Difference("carried", f"blob {name}", a=said[0], b=said[1]))
+            texts = ["a value" if name in side else "nothing" for side in (ours, theirs)]
+            out.append(Difference("carried", f"blob {name}", a=texts[0], b=texts[1]))
             continue
         pairs = _pairs(ours[name], theirs[name])
         if pairs is None:

@@ -221,8 +221,8 @@ def _models(here: Placement, there: Placement) -> list[Difference]:
     mine, yours = here.layout.aliases, there.layout.aliases
     for alias in [*mine, *(x for x in yours if x not in mine)]:
         if mine.get(alias) != yours.get(alias):
-            said = [f"a second name of {x[alias]}" if alias in x else "no second name" for x in (mine, yours)]
-            out.append(Difference("tensor", alias, a=said[0], b=said[1]))
+            texts = [f"a second name of {x[alias]}" if alias in x else "no second name" for x in (mine, yours)]
+            out.append(Difference("tensor", alias, a=texts[0], b=texts[1]))
     return out
 
 

@@ -147,8 +147,8 @@ def test_copies_of_a_tied_weight_that_differ_are_named(folder: Path, tmp_path: P
     edited(folder, 1, drift)
     with pytest.raises(UcplError) as caught:
         convert(folder, tmp_path / "plain", "plain()")
-    said = str(caught.value) + "".join(str(label) for d in caught.value.diagnostics for label in d.labels)
-    assert WORD in said
+    text = str(caught.value) + "".join(str(label) for d in caught.value.diagnostics for label in d.labels)
+    assert WORD in text
     assert not (tmp_path / "plain").exists()
 
 

@@ -162,8 +162,8 @@ def test_without_metadata_a_spec_is_asked_for_and_enough(folder: Path, tmp_path:
     edited(folder, lambda value: value.pop(INFO))
     found = refusal(lambda: infer(folder), "E464")
     assert "--from" in (found.remedy or catalogue()["E464"].remedy)
-    said = f"{spec(tmp_path)}:cut(dp=2, tp=2)"
-    convert(folder, tmp_path / "plain.pt", to="plain()", layout=said)
+    text = f"{spec(tmp_path)}:cut(dp=2, tp=2)"
+    convert(folder, tmp_path / "plain.pt", to="plain()", layout=text)
     made = torch.load(tmp_path / "plain.pt", weights_only=True)
     assert digests(made["params"]) == json.loads((FIXTURE / "truth.json").read_text())
 

@@ -93,10 +93,10 @@ def test_inspect_and_plan_say_what_is_not_stored(tmp_path: Path) -> None:
         assert lines[1].startswith(
             "frozen parameters (exclude_frozen_parameters): nothing is there of model.base_model"
         )
-    said = good("plan", "--from", ODD / "gpt2_lora_z3", "--to", "zero1(dp=3)").out
-    assert f"not stored: {third[0]}" in said
-    said = good("convert", ODD / "gpt2_lora_z3", tmp_path / "a", "--to", "zero1(dp=3)").out
-    assert "load_module_strict=False" in said and f"not stored    {third[0]}" in said
+    printed = good("plan", "--from", ODD / "gpt2_lora_z3", "--to", "zero1(dp=3)").out
+    assert f"not stored: {third[0]}" in printed
+    printed = good("convert", ODD / "gpt2_lora_z3", tmp_path / "a", "--to", "zero1(dp=3)").out
+    assert "load_module_strict=False" in printed and f"not stored    {third[0]}" in printed
     assert good("inspect", ODD / "names_z3", "--json").json["not_stored"] == []
 
 
@@ -123,8 +123,8 @@ def test_the_second_name_of_what_was_left_out_goes_along(tmp_path: Path) -> None
     ucpl.convert(tmp_path / "plain.pt", tmp_path / "back", to="zero2(dp=3)")
     assert same(module_of(tmp_path / "back", "mp_rank_00_model_states.pt")["module"][alias], original)
     ucpl.convert(ODD / "gpt2_lora_z1", tmp_path / "three", to="zero3(dp=3)")
-    said = good("compare", ODD / "gpt2_lora_z1", tmp_path / "three").out
-    assert alias in said and "left out" in said
+    printed = good("compare", ODD / "gpt2_lora_z1", tmp_path / "three").out
+    assert alias in printed and "left out" in printed
 
 
 # ---- states of an optimizer ---------------------------------------------------------------------------------------------
@@ -150,9 +150,9 @@ def test_names_of_states_are_a_namespace_of_their_own(name: str, tmp_path: Path)
 
 def test_states_without_a_place_in_a_universal_folder_are_named(tmp_path: Path) -> None:
     """DeepSpeed's loader requests `param`, a tensor, from each file but step.pt."""
-    said = command("convert", ODD / "states_z1", tmp_path / "u", "--to", "universal()").err
+    printed = command("convert", ODD / "states_z1", tmp_path / "u", "--to", "universal()").err
     names = ("history", "none", "one", "optimizer.fp32", "optimizer.weight")
-    assert all(f"--drop {name}" in said for name in names) and "E471" in said and "a list" in said
+    assert all(f"--drop {name}" in printed for name in names) and "E471" in printed and "a list" in printed
     assert not (tmp_path / "u").exists()
     drops = [word for name in names for word in ("--drop", name)]
     good("convert", ODD / "states_z1", tmp_path / "u", "--to", "universal()", *drops)
@@ -174,8 +174,8 @@ def test_dcp_has_states_with_a_dot_in_their_name(tmp_path: Path) -> None:
         assert same(states[name]["optimizer.fp32"], kept["state"]["fp32"])
         assert same(states[name]["optimizer.weight"], kept["state"]["weight"])
         assert states[name]["history"] == [1, 2.5] and states[name]["none"] is None
-    said = command("convert", ODD / "states_z1", tmp_path / "flat", "--to", "dcp(fsdp=2, flat=1)").err
-    assert "E471" in said and "--drop optimizer.weight --drop optimizer.fp32" in said
+    printed = command("convert", ODD / "states_z1", tmp_path / "flat", "--to", "dcp(fsdp=2, flat=1)").err
+    assert "E471" in printed and "--drop optimizer.weight --drop optimizer.fp32" in printed
     drops = ("--drop", "optimizer.weight", "--drop", "optimizer.fp32")
     good("convert", ODD / "states_z1", tmp_path / "flat", "--to", "dcp(fsdp=2, flat=1)", *drops)
     good("verify", tmp_path / "flat")

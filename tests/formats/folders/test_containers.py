@@ -209,8 +209,8 @@ def test_what_is_no_folder_of_the_trainer_says_what_stays(source: Path, tmp_path
 
 def test_weights_alone_keep_what_describes_the_model(source: Path, tmp_path: Path) -> None:
     (source / "tokenizer.json").write_text("{}")
-    said = good("convert", source, tmp_path / "t", "--to", "safetensors()").out
-    assert "companions    as they are: generation_config.json, tokenizer.json\n" in said
+    printed = good("convert", source, tmp_path / "t", "--to", "safetensors()").out
+    assert "companions    as they are: generation_config.json, tokenizer.json\n" in printed
     assert files_of(tmp_path / "t") == {"config.json", "generation_config.json", "tokenizer.json", "model.safetensors"}
     assert (tmp_path / "t" / "config.json").read_bytes() == (source / "config.json").read_bytes()
     good("verify", tmp_path / "t")
@@ -633,11 +633,11 @@ def test_config_json_has_the_vocabulary_of_the_weights(source: Path, tmp_path: P
     """In a model's folder, and next to shards with new weights."""
     model = grown(source, tmp_path / "grown.ucpl")
     how = ("--model", model, "--fill", "transformer.wte.weight=0", "--fill", "state exp_avg, exp_avg_sq=0")
-    said = good("convert", source, tmp_path / "t", "--to", "safetensors()", *how[:4]).out
-    assert "config.json: vocab_size = 61 becomes 70" in said
+    printed = good("convert", source, tmp_path / "t", "--to", "safetensors()", *how[:4]).out
+    assert "config.json: vocab_size = 61 becomes 70" in printed
     good("convert", source, tmp_path / "z", "--to", "zero1(dp=3)", *how)
     for folder in ("t", "z"):
         assert json.loads((tmp_path / folder / "config.json").read_text())["vocab_size"] == 70
     (source / "model.safetensors").unlink()
-    said = good("convert", source, tmp_path / "y", "--to", "zero1(dp=3)", *how).out
-    assert "config.json has vocab_size = 61" in said
+    printed = good("convert", source, tmp_path / "y", "--to", "zero1(dp=3)", *how).out
+    assert "config.json has vocab_size = 61" in printed

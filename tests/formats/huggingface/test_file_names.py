@@ -167,9 +167,9 @@ def test_a_folder_s_own_layout_reads_that_folder_alone(tmp_path: Path) -> None:
     text = spec(tmp_path, "a.safetensors", "a.safetensors")
     ucpl.convert(stored(tmp_path), tmp_path / "made", to=f"{text}:stacked()", layout=f"{text}:stacked()")
     own = tmp_path / "made" / "ucpl" / "layout.ucpl"
-    said = own.read_text()
-    assert api.open_checkpoint(tmp_path / "made").extents and said.count('"all.pt"') == 1
+    sentence = own.read_text()
+    assert api.open_checkpoint(tmp_path / "made").extents and sentence.count('"all.pt"') == 1
     (tmp_path / "made" / "all.pt").rename(tmp_path / "all.pt")
-    own.write_text(said.replace('"all.pt"', '"../all.pt"'))
+    own.write_text(sentence.replace('"all.pt"', '"../all.pt"'))
     with pytest.raises(UcplError, match="E393"):
         api.open_checkpoint(tmp_path / "made")

@@ -188,9 +188,9 @@ def test_a_tree_of_dicts_is_read_as_one_on_request(tmp_path: Path) -> None:
     """A file of ucpl's own has weights under `params`."""
     dense = {"kernel": torch.randn(3, 4), "bias": torch.randn(4)}
     torch.save({"params": {"dense": dense, "out": {"kernel": torch.randn(4, 2)}}}, tmp_path / "one.pt")
-    said = command("convert", tmp_path / "one.pt", tmp_path / "a", "--to", "zero1(dp=2)").err
+    printed = command("convert", tmp_path / "one.pt", tmp_path / "a", "--to", "zero1(dp=2)").err
     call = 'torch_file(model="params/dense,params/out")'
-    assert "E447" in said and 'model="params/dense,params/out" reads all as one' in said
+    assert "E447" in printed and 'model="params/dense,params/out" reads all as one' in printed
     ucpl.convert(tmp_path / "one.pt", tmp_path / "a", "safetensors()", layout=call)
     made = load_file(tmp_path / "a" / "model.safetensors")
     assert torch.equal(made["params.dense.kernel"], dense["kernel"]) and len(made) == 3

@@ -511,10 +511,10 @@ def test_a_member_without_gradients_is_named(target: str, tmp_path: Path) -> Non
     model["b"](model["a"](torch.randn(2, 4))).sum().backward()
     optimizer.step()
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "one.pt")
-    said = "unused.weight, unused.bias: in groups of the source's optimizer, without states"
+    text = "unused.weight, unused.bias: in groups of the source's optimizer, without states"
     line = ("convert", tmp_path / "one.pt", tmp_path / "out", "--to", target, "--force")
     done = command(*line)
-    assert done.status == 0 and said in done.out, done
+    assert done.status == 0 and text in done.out, done
     done = command(*line, "--train", "unused.weight", "--train", "unused.bias")
     assert done.status == 0 and "without states" not in done.out, done
     assert "unused.bias" in open_checkpoint(tmp_path / "out").state.groups[0].members
@@ -668,8 +668,8 @@ def test_schedules_of_one_of_several_optimizers_are_not_for_other_groups(tmp_pat
     held["schedules"] = [torch.optim.lr_scheduler.StepLR(one, 3).state_dict() for one in made]
     torch.save(held, tmp_path / "a.pt")
     gone = ("convert", tmp_path / "a.pt", tmp_path / "b", "--to", "dcp(fsdp=2)", "--drop", "2.*")
-    said = command(*gone).err
-    assert "E482" in said and "schedules/0/base_lrs" in said and "--drop 'schedules'" in said
+    printed = command(*gone).err
+    assert "E482" in printed and "schedules/0/base_lrs" in printed and "--drop 'schedules'" in printed
     assert command(*gone, "--drop", "schedules").status == 0
 
 

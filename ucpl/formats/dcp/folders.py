@@ -69,10 +69,10 @@ def step_in(path: Path) -> Path | None:
     if has_chunks(path / OF_STEP):
         return path / OF_STEP
     tracker = path / _TRACKER
-    said = (read_name(tracker) or "") if tracker.is_file() else ""
-    if not said.isascii() or not said.isdecimal() or len(said) > _DIGITS_MAX:
+    text = (read_name(tracker) or "") if tracker.is_file() else ""
+    if not text.isascii() or not text.isdecimal() or len(text) > _DIGITS_MAX:
         return None
-    step = path / f"iter_{int(said):07d}"
+    step = path / f"iter_{int(text):07d}"
     return step if is_apart(step) or (has_chunks(step) and not is_of_megatron(step)) else None
 
 

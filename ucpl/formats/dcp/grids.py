@@ -58,9 +58,9 @@ def by_dims(base: Base, lines: Lines, path: Path) -> Extended:
         ]
         key = f"  as {quote(lines.templates[name])}" if lines.templates[name] else ""
         entries.append(f"  {quote(name)} = {' '.join(axes) if axes else '...'}{key}")
-    said = [f"{n} = {quote(value) if isinstance(value, str) else value}" for n, value in lines.settings.items()]
+    texts = [f"{n} = {quote(value) if isinstance(value, str) else value}" for n, value in lines.settings.items()]
     axes_said = [f"{_AXIS}{d}" for d in range(dims)]
-    parameters = ", ".join((*(f"{a} = {n}" for a, n in zip(axes_said, degrees, strict=True)), *said))
+    parameters = ", ".join((*(f"{a} = {n}" for a, n in zip(axes_said, degrees, strict=True)), *texts))
     text = "\n".join(
         (
             "ucpl 2",

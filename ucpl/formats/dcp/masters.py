@@ -66,9 +66,9 @@ def with_masters(checkpoint: Checkpoint) -> Checkpoint:
         is_all = {t.name for t in narrow} <= {t.name for t in holders} and len(holders) == len(trained)
         proof = f"{held.elements:,} elements of {held.weights:,} weights are it, rounded to nearest even"
         if not held.difference and held.is_varied and state in _NAMES and is_all:
-            told = f"fp32 = state `{state}`: a name that masters have, and {proof}"
-            made = renamed(checkpoint, state, told)
-            return evolve(made, notes=(*made.notes, told))
+            text = f"fp32 = state `{state}`: a name that masters have, and {proof}"
+            made = renamed(checkpoint, state, text)
+            return evolve(made, notes=(*made.notes, text))
         if held.difference and state in _NAMES:
             said.append(
                 f"state `{state}` is f32 and the weights have 16 bits, but it is not their master: {held.difference}."

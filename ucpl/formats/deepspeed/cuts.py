@@ -89,8 +89,8 @@ def _affine_maps(file: TorchFile, info: Value) -> Value | None:
         return None
     version = affine.find("version")
     if version is None or version.held != VERSION:
-        said = "none" if version is None else kind_text(version.held)
-        refuse(file, "affine_map", f"it is of version {said}; {VERSION} is read")
+        text = "none" if version is None else kind_text(version.held)
+        refuse(file, "affine_map", f"it is of version {text}; {VERSION} is read")
     return affine.find("params")
 
 

@@ -119,8 +119,8 @@ def _facts(
     shardings = cuts_over_tp(gathered, topology.first, first, local)
     if topology.tp > 1:
         if held is not None and not held.experts.is_within_tp:
-            said = f"partition_count of {topology.optim.file}" if topology.optim is not None else "files of experts"
-            origin = f"{said}: all dp x tp ranks share experts, so they are not cut"
+            text = f"partition_count of {topology.optim.file}" if topology.optim is not None else "files of experts"
+            origin = f"{text}: all dp x tp ranks share experts, so they are not cut"
             shardings |= {name: Sharding(shapes[0], origin=origin) for name, shapes in of_experts.items()}
         elif held is not None:
             whole = evolve(first, shapes={n: s[0] for n, s in of_experts.items()}, buffers=frozenset())

@@ -107,8 +107,8 @@ def experts_of(gathered: Gathered, topology: Topology) -> HeldExperts:
     experts = Experts(ep, is_data_first(topology), files.of, is_within_tp)
     stated = auto_ep.layers_of(file)
     orders = "param_slice_mappings" if topology.shards[0].is_restated else "param_shapes"
-    said = f"{orders} of {topology.config.file}, and the files of experts"
-    gathered.set("ep", ep, said if stated is None else auto_ep.check_placement(file, stated, experts))
+    text = f"{orders} of {topology.config.file}, and the files of experts"
+    gathered.set("ep", ep, text if stated is None else auto_ep.check_placement(file, stated, experts))
     if experts.is_fused and edp > 1 and gathered.settings["round_robin"].value:
         not_yet(file.path, "its experts are AutoEP's, and round_robin_gradients deals them")
     origin = f"use_data_before_expert_parallelism in ds_config of {topology.config.file}"

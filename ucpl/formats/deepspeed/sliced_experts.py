@@ -79,10 +79,10 @@ def _experts_of(gathered: Gathered, topology: Topology, groups: Groups) -> Exper
         local = {inner: shapes.get(f"{prefix}.{inner}") for inner in ("w1", "w2", "w3")}
         for inner, shape in local.items():
             if shape is None or len(shape) < 2 or shape[0] * ep != count:
-                said = f"the shape {list(shape)}" if shape is not None else "none"
+                text = f"the shape {list(shape)}" if shape is not None else "none"
                 fail(
                     "E456",
-                    f"{prefix}.{inner} has {said} on a rank, and {count} experts over {ep} ranks",
+                    f"{prefix}.{inner} has {text} on a rank, and {count} experts over {ep} ranks",
                     Label(str(first.path), where="param_shapes"),
                     Label(str(first.path), where=auto_ep.LAYERS),
                 )

@@ -31,8 +31,8 @@ _OPTIONS = {
 
 def _options(settings: Mapping[str, object], *names: str) -> str:
     """Megatron's options for these degrees; those of 1 are its defaults."""
-    said = [f"{_OPTIONS[name]} {degree_of(settings, name)}" for name in names if degree_of(settings, name) > 1]
-    return " ".join(said) or f"{_OPTIONS['tp']} 1"
+    texts = [f"{_OPTIONS[name]} {degree_of(settings, name)}" for name in names if degree_of(settings, name) > 1]
+    return " ".join(texts) or f"{_OPTIONS['tp']} 1"
 
 
 class Megatron(Format):

@@ -155,8 +155,8 @@ def _in_buckets(base: Base, source: Checkpoint | None) -> Extended:
     assert isinstance(lines, nodes.Layout)
     notes: list[Note] = [*origins(made.shardings)]
     notes += made.notes()
-    told = f"closed at {size} elements, on the first stage" if size else "one of each buffer"
-    notes.append(("buckets", told, "as --overlap-grad-reduce" if size else "as without --overlap-grad-reduce"))
+    sentence = f"closed at {size} elements, on the first stage" if size else "one of each buffer"
+    notes.append(("buckets", sentence, "as --overlap-grad-reduce" if size else "as without --overlap-grad-reduce"))
     return evolve(_of(base, lines), notes=tuple(notes))
 
 

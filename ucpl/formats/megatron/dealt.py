@@ -301,8 +301,8 @@ class DealtModel:
                         if not legacy.chained or names.is_expert(name) == is_expert:
                             by_dtype.setdefault(self.dtype(name), []).append(name)
                     for dtype, members in by_dtype.items():
-                        said = f"(torch.{DTYPES[dtype].torch}, torch.{DTYPES[_GRADIENTS[dtype]].torch})"
-                        yield Buffer(stage, chunk, is_expert, number, said, tuple(members))
+                        text = f"(torch.{DTYPES[dtype].torch}, torch.{DTYPES[_GRADIENTS[dtype]].torch})"
+                        yield Buffer(stage, chunk, is_expert, number, text, tuple(members))
                         number += 1
 
     def demand_experts(self, legacy: Legacy) -> None:

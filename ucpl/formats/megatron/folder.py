@@ -63,8 +63,8 @@ def step_of(path: Path, holds: Callable[[Path], bool]) -> Step | None:
     tracker = path / TRACKER
     if not tracker.is_file():
         return None
-    said = read_name(tracker) or ""
-    tag = f"iter_{int(said):07d}" if _NUMBER.fullmatch(said) else said if _FOLDER.fullmatch(said) else ""
+    text = read_name(tracker) or ""
+    tag = f"iter_{int(text):07d}" if _NUMBER.fullmatch(text) else text if _FOLDER.fullmatch(text) else ""
     root = path / (tag or _RELEASE)
     if (tag and holds(root)) or (not (tag and root.is_dir()) and _iterations(path, holds)):
         return Step(path, root, tag)

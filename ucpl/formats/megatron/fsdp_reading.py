@@ -162,10 +162,10 @@ def halves_of(shapes: Mapping[str, Shape], lead: str, root: Path) -> dict[str, T
             continue
         other = whole + names.HALVES[1 - half]
         if shapes.get(other) != shape or not shape:
-            said = f"is {list(shapes[other])}" if other in shapes else "is not there"
+            text = f"is {list(shapes[other])}" if other in shapes else "is not there"
             fail(
                 "E521",
-                f"`{name}` is {list(shape)}, and `{other}` {said}: a gated linear_fc1 has two halves of one shape",
+                f"`{name}` is {list(shape)}, and `{other}` {text}: a gated linear_fc1 has two halves of one shape",
                 Label(str(root / METADATA), where=name),
             )
     return out

@@ -42,9 +42,9 @@ def _notes(legacy: Legacy) -> tuple[Note, ...]:
     if legacy.pp * legacy.vpp > 1:
         out.append(("layers of stages", "as the files have them", "numbers of layers in the state dict of each rank"))
     if legacy.optimizer == "distributed":
-        said = f"{len(legacy.runs)} run{'s' * (len(legacy.runs) > 1)}"
+        text = f"{len(legacy.runs)} run{'s' * (len(legacy.runs) > 1)}"
         out.append(
-            ("order of parameters", said, "the state dict's, reversed, as Megatron's gradient buffers have them")
+            ("order of parameters", text, "the state dict's, reversed, as Megatron's gradient buffers have them")
         )
         if legacy.tp > 1:
             out.append(("moments of copies", "the first tp rank's", "as Megatron-Core's own checkpoints take them"))
@@ -59,10 +59,10 @@ def lines(legacy: Legacy, shardings: Mapping[str, Sharding], states: Iterable[st
     out = []
     for name, homes in legacy.homes.items():
         axes = pattern(shardings[name]) if name in shardings else (nodes.Rest(),)
-        said = " ".join(map(print_axis, axes))
+        sentence = " ".join(map(print_axis, axes))
         for home in homes:
             where = at_ranks(legacy, home.stage, home.ep)
-            out.append(f"  {quote(name)} = {said}{where} in weights as {quote('/'.join(home.key))}")
+            out.append(f"  {quote(name)} = {sentence}{where} in weights as {quote('/'.join(home.key))}")
     present = set(states)
     others = sorted(present - {"fp32"})
     for number, run in enumerate(legacy.runs):

@@ -187,8 +187,8 @@ def _remarks(modules: Modules) -> tuple[str, ...]:
     for name, homes in modules.homes.items():
         places = {(home.stage, home.key) for home in homes if home.ep is None}
         if len(places) > 1:
-            said = ", ".join(f"{key[1]} of stage {stage}" for stage, key in sorted(places))
-            out.append(f"`{name}` is stored as {said}: copies, held against each other")
+            text = ", ".join(f"{key[1]} of stage {stage}" for stage, key in sorted(places))
+            out.append(f"`{name}` is stored as {text}: copies, held against each other")
     return tuple(out)
 
 

@@ -104,8 +104,8 @@ def opened(step: Step) -> Checkpoint:
     made = evolve(made, not_read=(*not_read_in(entries), *others, *dist.unread(), *backend))
     if dist.copied:
         shown = ", ".join(dist.copied[:3]) + (", ..." if len(dist.copied) > 3 else "")
-        told = f"{len(dist.copied)} tensors have masters and moments on several ranks, and the first rank's are taken: {shown}"
-        made = evolve(made, remarks=(*made.remarks, told))
+        text = f"{len(dist.copied)} tensors have masters and moments on several ranks, and the first rank's are taken: {shown}"
+        made = evolve(made, remarks=(*made.remarks, text))
     said = Value.of(common).find(KEPT)
     stacks = said.find("stacks") if said is not None else None
     if stacks is not None:

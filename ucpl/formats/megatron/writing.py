@@ -216,21 +216,21 @@ class CoreWriter(DCPWriter):
 
     def step(self, tag: str | None) -> str | None:
         """The iteration's folder. None: the target is one."""
-        said = tag or str(self.structure.settings.get("step") or "")
-        if said == BARE:
+        text = tag or str(self.structure.settings.get("step") or "")
+        if text == BARE:
             return None
-        if said and _ITERATION.fullmatch(said) is None:
+        if text and _ITERATION.fullmatch(text) is None:
             fail(
                 "E471",
-                f"Megatron-LM has no folder called `{said[:40]}`",
-                Label("<call>", where=f"step = {said[:40]!r}"),
+                f"Megatron-LM has no folder called `{text[:40]}`",
+                Label("<call>", where=f"step = {text[:40]!r}"),
                 remedy='step = "iter_0000100", "release", or "." for a folder without a tracker',
             )
-        if not said and self.source.root.name == INNER and self.source.root != self.source.top:
+        if not text and self.source.root.name == INNER and self.source.root != self.source.top:
             return INNER
         own = self.source.tag
-        if said or (self.source.format.startswith("megatron") and (own is None or _ITERATION.fullmatch(own))):
-            return said or own
+        if text or (self.source.format.startswith("megatron") and (own is None or _ITERATION.fullmatch(own))):
+            return text or own
         return f"iter_{iteration_of(self.source.state):07d}"  # another framework's, or a legacy folder of another name
 
     # ---- values that are no tensors of the model

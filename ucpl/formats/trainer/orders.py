@@ -124,13 +124,13 @@ def orders_of(names: Sequence[str], config: Mapping[str, Json] | None) -> tuple[
     parts = _parts_of(known) if known else {}
     found = _unknown(names, parts)
     count = prod(factorial(len(some)) for some in found.values())
-    said = f"the order of registration in the classes of {config['model_type']}" if known and config else ""
+    text = f"the order of registration in the classes of {config['model_type']}" if known and config else ""
     if found:
-        said = "the only order of registration that fits the shapes" + (f", with {said}" if said else "")
+        text = "the only order of registration that fits the shapes" + (f", with {text}" if text else "")
     if count > ORDERS_MAX:
-        return iter(()), count, said
+        return iter(()), count, text
     ways = (dict(zip(found, one, strict=True)) for one in product(*(permutations(some) for some in found.values())))
-    return (_sorted(names, {**parts, **way}) for way in ways), count, said or "the numbers of modules"
+    return (_sorted(names, {**parts, **way}) for way in ways), count, text or "the numbers of modules"
 
 
 def tied_head(names: Collection[str], config: Mapping[str, Json] | None) -> dict[str, str]:

@@ -175,20 +175,20 @@ class _At:
 
 
 def _linear(drawn: Drawn, path: str, module: Module, at: _At) -> None:
-    said = f"{at.layer.class_name}.{at.called.lstrip('.')}"
+    text = f"{at.layer.class_name}.{at.called.lstrip('.')}"
     is_head = module.name in ("lm_head", "embed_out")
     if at.is_whole:
         return
     if at.is_halves:
         half = module.shapes["weight"][0] // 2
-        drawn.parts(path, module, [(half, True), (half, True)], "mlp", f"AutoTP: gate and up of {said}, rows of each")
+        drawn.parts(path, module, [(half, True), (half, True)], "mlp", f"AutoTP: gate and up of {text}, rows of each")
     elif (at.is_summed or ("Arctic" in at.text and "w2" in at.called) or "down_proj" in at.called) and not is_head:
-        drawn.row(path, module, at.called, f"AutoTP: {said} is summed over ranks, columns")
+        drawn.row(path, module, at.called, f"AutoTP: {text} is summed over ranks, columns")
     elif not is_head and _is_fused(at.called):
         kind, parts = _fused_parts(drawn, at.text, module, path)
-        drawn.parts(path, module, parts, "", f"AutoTP: {said}, fused as in {kind}")
+        drawn.parts(path, module, parts, "", f"AutoTP: {text}, fused as in {kind}")
     else:
-        drawn.column(path, module, at.called, f"AutoTP: {said} is not summed, rows")
+        drawn.column(path, module, at.called, f"AutoTP: {text} is not summed, rows")
 
 
 # ---- query, key and value in one tensor, in DeepSpeed's order ----------------------------------------------------------

@@ -66,6 +66,6 @@ def _with_names(model: nodes.Model, owners: Mapping[str, str], class_name: str) 
     each = [pair if pair[1] in paths else pair[::-1] for pair in owners.items()]
     lacking = {alias: owner for alias, owner in each if alias not in paths and owner in paths}
     items = (*model.items, *(nodes.Alias(alias, owner) for alias, owner in lacking.items()))
-    said = f"tied in {class_name}"
-    notes = tuple(("alias", f"{alias} of {owner}", said) for alias, owner in lacking.items())
+    text = f"tied in {class_name}"
+    notes = tuple(("alias", f"{alias} of {owner}", text) for alias, owner in lacking.items())
     return evolve(model, items=items), notes

@@ -43,10 +43,10 @@ def unseal(data: bytes) -> JsonObject | None:
     if text is None:
         return None
     try:
-        told = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return told if isinstance(told, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def _inner(data: bytes) -> bytes | None:
