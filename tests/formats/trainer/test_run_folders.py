@@ -238,10 +238,14 @@ def test_accelerate_finds_each_strategy_by_its_names(lead, tmp_path):
 
 
 def test_several_models_are_refused_by_name(tmp_path):
-    accelerate(tmp_path / "s")
+    named, optimizer = accelerate(tmp_path / "s")
     shutil.copy(tmp_path / "s" / "pytorch_model.bin", tmp_path / "s" / "pytorch_model_1.bin")
-    with pytest.raises(UcplError, match="E487"):
+    with pytest.raises(UcplError, match="E487") as refused:
         api.open_checkpoint(tmp_path / "s")
+    pair = f"{tmp_path / 's' / 'pytorch_model.bin'}+{tmp_path / 's' / 'optimizer.bin'}"
+    assert f"; {pair} names the first" in refused.value.diagnostics[0].remedy
+    ucpl.convert(pair, tmp_path / "p.pt", "plain()")
+    assert_run(tmp_path / "p.pt", named, optimizer)
 
 
 def two_optimizers(folder: Path) -> list[torch.optim.Optimizer]:

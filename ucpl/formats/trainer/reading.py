@@ -151,7 +151,7 @@ class _Opened:
                 "E487",
                 f"{self.root} has {1 + len(others)} models: {', '.join(others[:4])} next to the first",
                 Label(str(self.root / others[0])),
-                remedy=f"convert the weights of each by its own file, such as {self.root / others[0]}",
+                remedy=f"convert the weights of each by its own file, such as {self.root / others[0]}{self.first_pair()}",
             )
         model = self.full() if FSDP in names else self.weights()
         optimizers = [name for name in names if _OPTIMIZER[self.kind].fullmatch(name)]
@@ -188,6 +188,14 @@ class _Opened:
             scalar_extents=facts.scalar_extents,
             own=OwnNames({name: said for name, said in model.named.stored.items() if said != name}),
         )
+
+    def first_pair(self) -> str:
+        """A remedy for the first model with its optimizer."""
+        mine = own_files(self.kind, self.root)
+        optimizers = [name for name in mine if _OPTIMIZER[self.kind].fullmatch(name)]
+        if not optimizers or len(mine) != 1 + len(optimizers):
+            return ""
+        return f"; {self.root / mine[0]}+{self.root / optimizers[0]} names the first and its optimizer"
 
     def settings(self, names: list[str]) -> dict[str, Setting]:
         ranks = [int(found[1]) for name in names if (found := _RANK[self.kind].fullmatch(name)) is not None]
