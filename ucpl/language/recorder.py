@@ -169,6 +169,12 @@ def _sign(children: Children) -> int:
     return next(i for i, c in enumerate(children) if isinstance(c, Token) and c in (":", "="))
 
 
+def _is_gone(children: Children) -> bool:
+    """True if a statement says `none`."""
+    last = children[-1]
+    return isinstance(last, Token) and last.type == "NONE"
+
+
 def _flat(items: Children) -> Children:
     """Items of a body, one record each.
 
@@ -457,7 +463,9 @@ class Models(Patterns):
 
     of_groups = for_groups  # as version 1 calls it
 
-    def tensor(self, children: Children) -> tuple[nodes.Tensor, ...]:
+    def tensor(self, children: Children) -> tuple[nodes.Tensor, ...] | nodes.Gone | tuple[nodes.Gone, ...]:
+        if _is_gone(children):
+            return self.gone(children)
         dims = tuple(c for c in children if isinstance(c, nodes.Dimension))
         parts = {c.kind: c.value for c in children[1:] if isinstance(c, Fragment)}
         if dims:
@@ -485,16 +493,24 @@ class Models(Patterns):
         others = [c for c in children[2:] if isinstance(c, Fragment)]
         return (first, *(nodes.Gone("tensor", (c.value,), joined=True, span=c.span) for c in others))
 
-    def alias(self, children: Children) -> nodes.Alias:
+    def alias(self, children: Children) -> nodes.Alias | nodes.Gone | tuple[nodes.Gone, ...]:
+        if _is_gone(children):
+            return self.gone(children)
         return nodes.Alias(children[1].value, children[3].value, when_of(children), span=self.span(children))
 
-    def state(self, children: Children) -> nodes.State:
+    def state(self, children: Children) -> nodes.State | nodes.Gone | tuple[nodes.Gone, ...]:
+        if _is_gone(children):
+            return self.gone(children)
         names = [c.value for c in children if isinstance(c, Fragment) and c.kind == "name"]
         groups = next((c.value for c in children if isinstance(c, Fragment) and c.kind == "groups"), None)
         scalar = any(isinstance(c, Token) and c.type == "SCALAR" for c in children)
         kind = self._element_type([c for c in children if isinstance(c, Fragment) and c.kind == "name"][-1])
         typed = tuple(c for c in children if isinstance(c, nodes.TypedOf))
         without = tuple(c for c in children if isinstance(c, nodes.Without))
+        if scalar and (typed or without):
+            why = "a state with one number a tensor has no dims, and one type"
+            remedy = "take it out, or the word `scalar`"
+            fail("E001", why, self.label((*typed, *without)[0], "not after `scalar`"), remedy=remedy)
         return nodes.State(tuple(names[:-1]), kind, scalar, groups, typed, without, span=self.span(children))
 
     def without(self, children: Children) -> nodes.Without:
@@ -585,8 +601,13 @@ class Models(Patterns):
         value = "reversed" if len(children) == 2 else children[2]
         return Fragment("order", value, self.span(children))
 
-    def group(self, children: Children) -> nodes.Group:
+    def group(self, children: Children) -> nodes.Group | nodes.Gone | tuple[nodes.Gone, ...]:
         parts = {c.kind: c.value for c in children[2:] if isinstance(c, Fragment)}
+        if _is_gone(children):
+            if "indices" in parts:
+                remedy = f"write: group {children[1].value} = none"
+                fail("E001", "a group goes with all of its indices", self.label(children[2], "not here"), remedy=remedy)
+            return self.gone(children)
         star = isinstance(children[1], Token)
         return nodes.Group(
             "*" if star else children[1].value,
