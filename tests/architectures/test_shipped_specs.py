@@ -29,6 +29,10 @@ CONFIGS: dict[str, tuple[str, int, dict[str, Any]]] = {
         "model_type": "mistral", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
         "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000, "tie_word_embeddings": False,
     }),
+    "Mistral-7B-v0.1, by the lines that decoders share": ("decoder.ucpl", 7_241_732_096, {
+        "model_type": "mistral", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000, "tie_word_embeddings": False,
+    }),
     "Mixtral-8x7B": ("llama.ucpl", 46_702_792_704, {
         "model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
         "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000, "num_local_experts": 8,
@@ -121,7 +125,8 @@ def test_every_layout_of_a_spec_suits_a_published_model(model: str) -> None:
 def test_the_model_has_as_many_parameters_as_the_published_one(model: str) -> None:
     file, parameters, config = CONFIGS[model]
     text = (SPECS / file).read_text()
-    layout = resolve(load((file, text)), parse_call("hf()"), config=config)
+    call = "decoder_hf()" if file == "decoder.ucpl" else "hf()"
+    layout = resolve(load((file, text)), parse_call(call), config=config)
     assert sum(t.numel for t in layout.tensors.values()) == parameters
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ SMALL = {"num_hidden_layers": 4, "n_layer": 4, "n_routed_experts": 4, "num_exper
 FLAGS = {"llama.ucpl": {"attention_bias": True, "mlp_bias": True}}  # biases, which no published config of these has
 # Of the file, where no config has them.
 SIZES: dict[str, dict[str, Any]] = {"examples_lora": {"l": 4, "r": 2, "h": 16, "n": 4, "g": 4, "f": 16}}
+CODE = re.compile(r'(?:"(?:[^"\\]|\\.)*"|[^"#])*')
 FEWER = {"hf", "openai", "phi3"}  # parameters apart, these have no degrees: one call is enough
 
 
@@ -94,6 +96,18 @@ def renames(old: list[tuple[Fact, str]], new: list[tuple[Fact, str]]) -> dict[st
     pairs = {(a, b) for (_, a), (_, b) in zip(old, new, strict=True)}
     assert len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs}), "one name for each, and back"
     return dict(pairs)
+
+
+def characters(text: str) -> int:
+    """Length of a text without comments, spaces as one."""
+    lines = (re.sub(r"[ \t]+", " ", CODE.match(line)[0]).strip() for line in text.splitlines())  # type: ignore[index]
+    return sum(len(line) + 1 for line in lines if line)
+
+
+def test_the_specs_have_two_thirds_of_their_length_in_version_1() -> None:
+    shared = (FOLDERS["specs"] / "decoder.ucpl").read_text(encoding="utf-8")
+    new = characters(shared) + sum(characters(new_text(name)[1]) for name in OLD)
+    assert 3 * new <= 2 * sum(map(characters, OLD.values()))
 
 
 @pytest.mark.parametrize("name", OLD)

@@ -291,11 +291,10 @@ def contradicted_by_a_class(folder: Path) -> list[str]:
     config = llama_config(num_hidden_layers=1)
     tensors = {name: torch.full(shape, float(n)) for n, (name, shape) in enumerate(llama_shapes(config).items())}
     save(folder / "source", tensors, config)
-    text = spec_text("llama.ucpl")
-    head, mark, body = text.partition("layout hf(")
-    turned = {"{mlp}gate_proj": "{mlp}up_proj", "{mlp}up_proj": "{mlp}gate_proj"}
-    body = re.sub("|".join(map(re.escape, turned)), lambda found: turned[found.group()], body)
-    (folder / "mine.ucpl").write_text(head + mark + body)
+    line = re.compile(r'gate, up +(= f h +as )"\{mlp\}\{name\}_proj')
+    turned = r'gate \1"{mlp}up_proj.weight"\n  up \1"{mlp}gate_proj'
+    (folder / "decoder.ucpl").write_text(line.sub(turned, spec_text("decoder.ucpl")))
+    (folder / "mine.ucpl").write_text(spec_text("llama.ucpl"))
     return ["verify", "source", "--from", "mine.ucpl:hf()"]
 
 

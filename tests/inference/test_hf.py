@@ -100,9 +100,9 @@ def test_nothing_else_that_it_names_is_called(named: object, called: list[str], 
 def test_a_plan_cuts_outputs_or_inputs_and_leaves_what_it_does_not_know(called: list[str], tmp_path: Path) -> None:
     text = import_hf(config(tmp_path, architectures=["Tiny"], model_type="tiny"))
     lines = [" ".join(line.split()) for line in text.partition("layout hf")[2].splitlines()]
-    assert 'up.weight[l] = n6@chunk(tp) n4 as "{layer}{name}"' in lines
-    assert 'up.bias[l] = n6@chunk(tp) as "{layer}{name}"' in lines
-    assert 'down.weight[l] = n4 n6@chunk(tp) as "{layer}{name}"' in lines
+    assert 'up.weight = n6@chunk(tp) n4 as "{layer}{name}"' in lines
+    assert 'up.bias = n6@chunk(tp) as "{layer}{name}"' in lines
+    assert 'down.weight = n4 n6@chunk(tp) as "{layer}{name}"' in lines
     assert not any("@" in line for line in lines if "down.bias" in line or "fused" in line)
     assert "layers.*.fused.weight: the class's plan says `packed_colwise`" in text
 
@@ -178,4 +178,4 @@ def test_a_dim_counts_from_zero_to_the_last_number(tmp_path: Path) -> None:
     save_file({f"a.{i}.w": torch.zeros(2, 3) for i in (1, 3, 5)}, tmp_path / "model.safetensors")
     lines = [" ".join(line.split()) for line in import_hf(tmp_path).splitlines()]
     assert "dim l = 6" in lines and "w : l[1.. by 2] n2 n3" in lines
-    assert 'w[l] = n2 n3 as "{layer}{name}"' in lines and 'let layer = "a.{l}."' in lines
+    assert 'w = n2 n3 as "{layer}{name}"' in lines and 'let layer = "a.{l}."' in lines

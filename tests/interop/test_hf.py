@@ -191,15 +191,19 @@ def test_import_of_a_config_alone_has_the_shapes_of_the_class(name: str, tmp_pat
     assert stored == {n: tuple(t.shape) for n, t in model.state_dict().items() if n not in tied}
 
 
-def swap(a: str, b: str) -> list[tuple[str, str]]:
-    return [(a, "\0"), (b, a), ("\0", b)]
-
-
+K_V = 'attn.k, attn.v = (g d) h as "{layer}self_{name}_proj.weight"'
+V = 'attn.v = (g d) h as "{attn}v_proj.weight"'
+GATE_UP = 'gate, up = f h as "{mlp}{name}_proj.weight"'
 MISTAKES = {
-    "gate and up": ("llama", swap("gate_proj", "up_proj")),
-    "key and value": ("llama", swap("k_proj.weight", "v_proj.weight")),
-    "rotary": ("llama", [("[l] = (g r d) h as", "[l] = (g r k two) h as"), ("k[l] = (g d) h as", "k[l] = (g k two) h as")]),
-    "gpt2: a square matrix as it is not": ("gpt2", [("attn.out[l] = (n d) h", "attn.out[l] = h (n d)")]),
+    "gate and up": ("llama", [(GATE_UP, 'gate = f h as "{mlp}up_proj.weight"\n  up = f h as "{mlp}gate_proj.weight"')]),
+    "key and value": (
+        "llama", [(K_V, 'attn.k = (g d) h as "{attn}v_proj.weight"\n  attn.v = (g d) h as "{attn}k_proj.weight"')],
+    ),
+    "rotary": (
+        "llama",
+        [("attn.q = (g r d) h", "attn.q = (g r k two) h"), (K_V, f'attn.k = (g k two) h as "{{attn}}k_proj.weight"\n  {V}')],
+    ),
+    "gpt2: a square matrix as it is not": ("gpt2", [("attn.out = (n d) h", "attn.out = h (n d)")]),
     "gpt2: k before q": ("gpt2", [("h (q: n d + k: n d", "h (k: n d + q: n d")]),
     "gpt2: head by head": ("gpt2", [("h (q: n d + k: n d + v: n d)", "h (n (q: d + k: d + v: d))")]),
 }  # fmt: skip
@@ -209,12 +213,14 @@ MISTAKES = {
 def test_planted_mistakes_are_caught_by_the_class(mistake: str, tmp_path: Path) -> None:
     name, changes = MISTAKES.get(mistake, ("gpt2" if "gpt2" in mistake else "llama", []))
     made(name, tmp_path / "hf")
-    head, mark, body = spec_text(f"{name}.ucpl").partition("layout openai(" if name == "gpt2" else "layout hf(")
+    file, base = ("gpt2", "openai") if name == "gpt2" else ("decoder", "decoder_hf")  # which has the lines
+    head, mark, body = spec_text(f"{file}.ucpl").partition(f"layout {base}(")
     body = re.sub(r"(?<=\S) +", " ", body)
     for old, new in changes:
         assert old in body
         body = body.replace(old, new)
-    (tmp_path / "mine.ucpl").write_text(head + mark + body)
+    (tmp_path / "mine.ucpl").write_text(spec_text(f"{name}.ucpl"))
+    (tmp_path / ("mine.ucpl" if name == "gpt2" else "decoder.ucpl")).write_text(head + mark + body)
     layout = f"{tmp_path / 'mine.ucpl'}:hf()"
     checkpoint = api.open_checkpoint(tmp_path / "hf", layout)
     side, _ = api.source_side(checkpoint, layout)

@@ -37,21 +37,31 @@ def swapped(a: str, b: str) -> list[str]:
     return [a, "\0", b, a, "\0", b]
 
 
+K_V = 'attn.k, attn.v = (g d) h as "{layer}self_{name}_proj.weight"'
+GATE_UP = 'gate, up = f h as "{mlp}{name}_proj.weight"'
+
+
+def apart(first: str, second: str) -> str:
+    """Two lines, each for one of two tensors."""
+    return f'{first}_proj.weight"\n  {second}_proj.weight"'
+
+
 # model, mistake: the text of a line, and its replacement, in turns
 MISTAKES: dict[tuple[str, str], list[str]] = {
-    ("llama", "a square matrix on its side"): ["attn.out[l] = h (g r d)", "attn.out[l] = (g r d) h"],
-    ("llama", "gate and up"): swapped("{mlp}gate_proj.", "{mlp}up_proj."),
-    ("llama", "key and value"): swapped("k_proj.weight", "v_proj.weight"),
+    ("llama", "a square matrix on its side"): ["attn.out = h (g r d)", "attn.out = (g r d) h"],
+    ("llama", "gate and up"): [GATE_UP, apart('gate = f h as "{mlp}up', 'up = f h as "{mlp}gate')],
+    ("llama", "key and value"): [K_V, apart('attn.k = (g d) h as "{attn}v', 'attn.v = (g d) h as "{attn}k')],
     ("llama", "rotary pairs for halves"): [
-        "attn.q[l] = (g r d) h", "attn.q[l] = (g r k two) h", "attn.k[l] = (g d) h", "attn.k[l] = (g k two) h",
+        "attn.q = (g r d) h", "attn.q = (g r k two) h",
+        K_V, apart('attn.k = (g k two) h as "{attn}k', 'attn.v = (g d) h as "{attn}v'),
     ],
     ("mixtral", "expert ids off by one"): ["experts.{e}.", "experts.{(e + 1) % config.num_local_experts}."],
     ("mixtral", "gate and up"): swapped(".w1.", ".w3."),
-    ("gpt2", "a square matrix on its side"): ["attn.out[l] = (n d) h", "attn.out[l] = h (n d)"],
+    ("gpt2", "a square matrix on its side"): ["attn.out = (n d) h", "attn.out = h (n d)"],
     ("gpt2", "key before query"): ["(q: n d + k: n d + v: n d)", "(k: n d + q: n d + v: n d)"],
     ("imported qwen3_moe", "expert ids off by one"): ["experts.{e}.", "experts.{(e + 1) % config.num_local_experts}."],
     ("imported qwen3_moe", "a square matrix on its side"): [
-        "self_attn.o_proj.weight[l] = hidden_size (n@tp d)", "self_attn.o_proj.weight[l] = (n@tp d) hidden_size",
+        "self_attn.o_proj.weight = hidden_size (n@tp d)", "self_attn.o_proj.weight = (n@tp d) hidden_size",
     ],
     ("imported gpt_neox", "query, key, value part by part"): [
         "(n@tp (q: d + k: d + v: d)) hidden", "(q: n d + k: n d + v: n d) hidden",
@@ -63,7 +73,7 @@ MISTAKES: dict[tuple[str, str], list[str]] = {
     ("imported deepseek_v3", "expert ids off by one"): ["experts.{e}.", "experts.{(e + 1) % config.n_routed_experts}."],
     ("imported mamba2", "gate and x"): ["(z: n@tp d + x: n@tp d", "(x: n@tp d + z: n@tp d"],
     ("imported t5", "a square matrix on its side"): [
-        "wi.weight[l] = d_ff@chunk(tp) d_model", "wi.weight[l] = d_model d_ff@chunk(tp)",
+        "wi.weight = d_ff@chunk(tp) d_model", "wi.weight = d_model d_ff@chunk(tp)",
     ],
 }  # fmt: skip
 
@@ -87,14 +97,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def written(name: str, folder: Path, place: Path, changes: list[str]) -> str:
     """The author's spec with changes in its layout, and its name."""
     _, file, layout = MODELS[name]
-    text = spec_text(file) if file else import_hf(folder)
-    head, mark, body = text.partition(f"layout {'openai' if name == 'gpt2' else layout}(")  # the base has the lines
+    text = spec_text("decoder.ucpl") if name == "llama" else spec_text(file) if file else import_hf(folder)
+    base = {"gpt2": "openai", "llama": "decoder_hf"}.get(name, layout)  # which has the lines
+    head, mark, body = text.partition(f"layout {base}(")
     body, end, rest = body.partition("\nlayout ")
     body = re.sub(r"(?<=\S)\s+(?=as )", " ", re.sub(r"(?<=\S) +", " ", body))
     for before, after in zip(changes[::2], changes[1::2], strict=True):
         assert before in body, body
         body = body.replace(before, after)
-    (place / "mine.ucpl").write_text(head + mark + body + end + rest)
+    (place / ("decoder.ucpl" if name == "llama" else "mine.ucpl")).write_text(head + mark + body + end + rest)
+    if name == "llama":
+        (place / "mine.ucpl").write_text(spec_text(file))
     return f"{place / 'mine.ucpl'}:{layout}()"
 
 

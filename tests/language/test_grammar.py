@@ -40,7 +40,7 @@ def test_the_grammar_of_a_version_is_no_longer_and_has_fewer_words() -> None:
 
 
 def test_the_grammar_is_no_longer_than_that_of_the_first_version_was() -> None:
-    """203 lines of 1,497 words, and lines that a screen shows; `sum` and `any` are words, too."""
+    """It had 203 lines of 1,497 words, which a screen shows."""
     text = resources.grammar_text()
     assert len(text.splitlines()) <= 203 and len(text.split()) <= 1497
     assert all(len(line) <= 130 for line in text.splitlines() if not line.startswith(("_NL", "%ignore")))

@@ -33,6 +33,8 @@ SLOTS: dict[str, dict[str, str]] = {
     "brackets": {
         "stacked": "",
         "layer": "l",
+        "implied": "(l)",  # by the key alone
+        "one implied": "g (l)",
         "layers": "l[..1]; l[1..]",
         "two": "l, g",
         "list": "l[where([0, 1, 1, 0], 1)]; l[not 1, 2]",
@@ -125,9 +127,11 @@ def lines_of(name: str, chosen: Choice) -> list[str]:
     out = []
     for one, brackets in enumerate(SLOTS["brackets"][chosen["brackets"]].split("; ")):
         for two, clause in enumerate(SLOTS["clause"][chosen["clause"]].split("; ")):
-            shape = rows.replace("{g}", "" if brackets == "l, g" else "g")
-            key = f"{name}{one}{two}" + ".{l}" * bool(brackets) + ".{g}" * (brackets == "l, g") + ".{cp}" * two
-            left = f"{path}[{brackets}]" if brackets else path
+            of_g = brackets in ("l, g", "g (l)")
+            shape = rows.replace("{g}", "" if of_g else "g")
+            key = f"{name}{one}{two}" + ".{l}" * bool(brackets) + ".{g}" * of_g + ".{cp}" * two
+            said = brackets.removesuffix("(l)").strip()
+            left = f"{path}[{said}]" if said else path
             lead = "" if brackets else "l "
             out.append(f'  {left} = {lead}{shape} {columns}  {clause}  as "{key}"')
     return out

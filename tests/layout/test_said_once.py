@@ -131,6 +131,69 @@ def test_a_text_of_a_layout_that_is_used_has_its_own_names() -> None:
     assert keys[0] == "part.layers.{a.l}.self_attn.w"
 
 
+IMPLIED = """ucpl 2
+model m {
+  dim l = 2, e = 3, r = 4, k = 2, two = 2
+  index r = (two k)
+  a, b : l e r
+  q, v : l r
+  norm : r
+}
+layout long(tp, pp) of m {
+  mesh pp tp
+  index l = l@pp
+  file weights = torch "{pp}.{tp}.pt"
+  file layer   = torch "{l}.{tp}.pt"  key "{two}/{key}"
+  a[l, e], b[l, e] = r@tp              as "{l.local}.{e}.{name}"
+  qv[l]            = (q: r@tp + v: r)  as "{l}.qv"
+  norm             = r                 as "norm"
+  q[l, r]          = ()                in layer as "q.{k}"
+}
+"""
+BRACKETS = ("[l, e]", "[l, r]", "[l]")
+
+
+def test_indices_that_a_key_implies_need_no_brackets() -> None:
+    short = IMPLIED
+    for brackets in BRACKETS:
+        short = short.replace(brackets, "")
+    for call in ("long(1, 1)", "long(2, 2)"):
+        assert homes(mean(short, call)) == homes(mean(IMPLIED, call))
+        assert check(short, call)
+        assert resolved(short, call).entries == resolved(IMPLIED, call).entries
+
+
+def test_an_index_of_the_key_joins_those_in_brackets() -> None:
+    some = IMPLIED.replace("a[l, e], b[l, e] ", "a[e], b[l] ")
+    entries = {e.path: e for e in resolved(some, "long(2, 2)").entries}
+    assert [[i.name for i in entries[path].indices] for path in ("a", "b")] == [["e", "l"], ["l", "e"]]
+    assert check(some, "long(2, 2)")
+
+
+def test_a_dim_of_the_pattern_is_no_index() -> None:
+    text = IMPLIED.replace('norm             = r                 as "norm"', 'norm = r  as "norm.{r}"')
+    with pytest.raises(UcplError, match="names `r`, which has no value here"):
+        resolved(text, "long(1, 1)")
+
+
+def test_digits_of_the_pattern_are_no_index() -> None:
+    text = IMPLIED.replace(
+        '  q[l, r]          = ()                in layer as "q.{k}"', '  q[l] = (k two)  as "q.{l}.{k}"'
+    )
+    assert text != IMPLIED
+    with pytest.raises(UcplError, match="names `k`, which has no value here"):
+        resolved(text, "long(1, 1)")
+
+
+def test_a_line_takes_the_indices_of_the_key_that_it_keeps() -> None:
+    text = IMPLIED.replace("[l, e]", "") + (
+        'layout stacked(tp, pp = 1) of m extends long() {\n  a, b = l e r@tp  as "{name}"\n}\n'
+        "layout cut(tp, pp = 1) of m extends long() {\n  a, b = r\n}\n"
+    )
+    assert [e.indices for e in resolved(text, "stacked(2)").entries if e.path in "ab"] == [(), ()]
+    assert [len(e.indices) for e in resolved(text, "cut(2)").entries if e.path in "ab"] == [2, 2]
+
+
 LISTS = """ucpl 1
 let names = ["q", "k", "v"], sizes = config.sizes
 model m {

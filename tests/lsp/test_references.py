@@ -65,6 +65,19 @@ def test_a_renamed_text_means_the_same(case: str) -> None:
         assert after(made, moved + 1, old) == WHOLE
 
 
+def test_an_index_that_the_key_implies_is_renamed_in_the_key() -> None:
+    text = WHOLE.replace("  ln[l] ", "  ln ")
+    assert text != WHOLE
+    made, offset = at(text, "index l", config=CONFIG)
+    findings = [(one.code, one.rule) for one in made.findings(PATH)]
+    line = text[: text.rindex("\n  ln ") + 1].count("\n") + 1
+    assert line in [text.count("\n", 0, use.start) + 1 for use in made.references(PATH, offset)]
+    changed = after(made, offset, "layer")
+    assert "{layer" in changed.splitlines()[line - 1]
+    made.put(PATH, changed)
+    assert [(one.code, one.rule) for one in made.findings(PATH)] == findings
+
+
 def test_a_name_is_renamed_in_the_files_that_import_it() -> None:
     text = 'ucpl 1\nfrom "gpt_model.ucpl" import gpt\n' + LAYOUT
     made, offset = at(text, "layout wide(tp) of gp", gpt_model=MODEL, config=CONFIG)

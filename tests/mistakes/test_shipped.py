@@ -26,6 +26,10 @@ SPECS: dict[str, dict[str, Json]] = {  # configs of specs without a checkpoint o
         "hidden_size": 36, "intermediate_size": 22, "vocab_size": 67, "num_hidden_layers": 4, "num_attention_heads": 9,
         "num_key_value_heads": 3, "head_dim": 4, "tie_word_embeddings": False, "attention_bias": True,
     },
+    "decoder": {
+        "hidden_size": 36, "intermediate_size": 22, "vocab_size": 67, "num_hidden_layers": 4, "num_attention_heads": 9,
+        "num_key_value_heads": 3, "head_dim": 4, "tie_word_embeddings": False, "attention_bias": True,
+    },
     "gpt2": {"n_layer": 4, "n_embd": 16, "vocab_size": 67, "n_positions": 8, "n_head": 4},
 }  # fmt: skip
 

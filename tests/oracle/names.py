@@ -426,6 +426,7 @@ def mean(
     out.files = {i.name: i for i in items if isinstance(i, nodes.Files) and numbers.holds(i.when)}
     blobs = [i for i in items if isinstance(i, nodes.Blob)]
     out.blobs = [b for b in blobs if all(numbers.holds(c.args[0]) for c in b.clauses if c.word == "when")]
+    items = [implied(out, i) for i in items]
     out.entries = entries_of(out, items)
     out.groups = groups_of(out, items, model_items)
     out.lines = [i for i in items if isinstance(i, nodes.States) and i.shape is not None and clauses_hold(out, i)]
@@ -731,6 +732,41 @@ def entries_of(meaning: Meaning, items: list[Any]) -> list[nodes.Entry]:
         elif item not in wild and item.path not in ("*",) and not item.glob and item.shape is not None:
             out += [item] if item in inforce else []
     return [with_dims(meaning, e) for e in out]
+
+
+def implied(meaning: Meaning, item: Any) -> Any:
+    """An entry with the indices that only key and file name."""
+    said = {c.word: c.args for c in getattr(item, "clauses", ())}
+    if not isinstance(item, nodes.Entry) or item.glob or item.path == "*" or item.shape is None or "as" not in said:
+        return item
+    file = meaning.files.get(said.get("in", ("weights",))[0])
+    texts = [said["as"][0], *((file.template, file.key or "") if file is not None else ())]
+    holes = " ".join(re.sub(r"size\([^()]*\)", "", hole) for text in texts for hole in re.findall(r"\{([^{}:]*)", text))
+    words = set(re.findall(r"[A-Za-z_][\w.]*", holes)) - {a for m in meaning.meshes for a in m.axes}
+    labels, named, axes = [], set(), [*item.indices, *item.shape]
+    while axes:
+        axis = axes.pop(0)
+        named |= {axis.name} if isinstance(axis, nodes.Dim) else set()
+        labels += [t.label for t in getattr(axis, "terms", ()) if t.label is not None]
+        axes += [a for t in getattr(axis, "terms", ()) for a in t.axes]
+        axes += [axis.axis] if hasattr(axis, "axis") else []
+    out: list[str] = []
+    for tensor in (tensor_named(meaning, item.path, label) for label in labels or [None]):
+        for dim in meaning.tensors[tensor].dims if tensor in meaning.tensors else ():
+            digits = digits_of(meaning.indices[dim]) if dim in meaning.indices else [dim]
+            if {dim, f"{dim}.local", *digits} & words and not named & {dim, *digits} and dim not in out:
+                out.append(dim)
+    return evolve(item, indices=(*item.indices, *map(nodes.Dim, out)))
+
+
+def tensor_named(meaning: Meaning, path: str, label: str | None) -> str:
+    """Tensor of a label: near the entry's, below, or farther out."""
+    path = meaning.aliases.get(path, path)
+    if label is None:
+        return path
+    steps = path.split(".")[:-1]
+    around = [".".join([*steps[:n], label]) for n in range(len(steps), -1, -1)]
+    return next((t for t in (around[0], f"{path}.{label}", *around[1:]) if t in meaning.tensors), around[0])
 
 
 def is_of_absent(meaning: Meaning, item: nodes.Entry) -> bool:

@@ -76,16 +76,16 @@ def folder(tmp_path_factory):
 
 
 def mistaken(tmp_path, *changes: tuple[str, str]) -> Path:
-    """The author's copy of the shipped spec, with a mistake in it."""
-    text = spec_text("llama.ucpl")
-    head, mark, body = text.partition("layout hf(")  # the model stays: a place in it is not a place in files
+    """A copy of the shipped spec, with a mistake in its base."""
+    text = spec_text("decoder.ucpl")
+    head, mark, body = text.partition("layout decoder_hf(")  # the model stays: a place in it is not a place in files
     body = re.sub(r"(?<=\S) +", " ", body.replace("@", "\0"))
     for old, new in changes:
         old, new = (x if x == "@" else x.replace("@", "\0") for x in (old, new))
         assert old in body, f"the mistake is not there to be made: {old}"
         body = body.replace(old, new)
-    text = head + mark + body.replace("\0", "@")
-    (tmp_path / "mine.ucpl").write_text(text)
+    (tmp_path / "decoder.ucpl").write_text(head + mark + body.replace("\0", "@"))
+    (tmp_path / "mine.ucpl").write_text(spec_text("llama.ucpl"))
     return tmp_path / "mine.ucpl"
 
 
@@ -93,15 +93,26 @@ def swap(a: str, b: str) -> list[tuple[str, str]]:
     return [(a, "@"), (b, a), ("@", b)]
 
 
+def apart(first: str, second: str) -> str:
+    """Two lines, each for one of two tensors."""
+    return f'{first}.weight"\n  {second}.weight"'
+
+
+GATE_UP = 'gate, up = f h as "{mlp}{name}_proj.weight"'
+K_V = 'attn.k, attn.v = (g d) h as "{layer}self_{name}_proj.weight"'
+V = 'attn.v = (g d) h as "{attn}v_proj'
 MISTAKES = {
-    "gate and up": swap("{mlp}gate_proj.weight", "{mlp}up_proj.weight"),
-    "query and key": swap("q_proj.weight", "k_proj.weight"),
-    "key and value": swap("k_proj.weight", "v_proj.weight"),
-    "rotary pairs for halves": [
-        ("attn.q[l] = (g r d) h", "attn.q[l] = (g r k two) h"),
-        ("attn.k[l] = (g d) h", "attn.k[l] = (g k two) h"),
+    "gate and up": [(GATE_UP, apart('gate = f h as "{mlp}up_proj', 'up = f h as "{mlp}gate_proj'))],
+    "query and key": [
+        ("{attn}q_proj.weight", "{attn}k_proj.weight"),
+        (K_V, apart('attn.k = (g d) h as "{attn}q_proj', V)),
     ],
-    "a square matrix on its side": [("attn.out[l] = h (g r d) as", "attn.out[l] = (g r d) h as")],
+    "key and value": [(K_V, apart('attn.k = (g d) h as "{attn}v_proj', 'attn.v = (g d) h as "{attn}k_proj'))],
+    "rotary pairs for halves": [
+        ("attn.q = (g r d) h", "attn.q = (g r k two) h"),
+        (K_V, apart('attn.k = (g k two) h as "{attn}k_proj', V)),
+    ],
+    "a square matrix on its side": [("attn.out = h (g r d) as", "attn.out = (g r d) h as")],
     "norms in the other's place": swap("{layer}input_layernorm", "{layer}post_attention_layernorm"),
 }
 
@@ -246,8 +257,8 @@ def test_the_reason_without_a_witness_is_reported(folder, tmp_path, monkeypatch)
 
 
 def test_a_model_of_a_shipped_one_s_name_and_other_dims_is_not_taken_for_it(folder, tmp_path):
-    text = re.sub(r"\bf\b", "inner", spec_text("llama.ucpl"))
-    (tmp_path / "mine.ucpl").write_text(text)
+    for name, file in (("llama.ucpl", "mine.ucpl"), ("decoder.ucpl", "decoder.ucpl")):
+        (tmp_path / file).write_text(re.sub(r"\bf\b", "inner", spec_text(name)))
     layout = f"{tmp_path / 'mine.ucpl'}:hf()"
     checkpoint = api.open_checkpoint(folder, layout)
     side, _ = api.source_side(checkpoint, layout)
@@ -478,8 +489,8 @@ def test_a_spec_that_was_imported_is_held_against_what_is_imported_anew(folder, 
     assert any(n.startswith("not witnessed by transformers: `import hf` writes the same layout") for n in notes)
     head, mark, body = text.partition("layout hf(")
     gate, up = "mlp.gate_proj.weight", "mlp.up_proj.weight"
-    line = rf'{gate}\[l\],\s+{up}\[l\] += (.*?) as "{{layer}}{{name}}"'
-    wrong = rf'{gate}[l] = \1 as "{{layer}}{up}"\n  {up}[l] = \1 as "{{layer}}{gate}"'
+    line = rf'{gate},\s+{up} += (.*?) as "{{layer}}{{name}}"'
+    wrong = rf'{gate} = \1 as "{{layer}}{up}"\n  {up} = \1 as "{{layer}}{gate}"'
     body, times = re.subn(line, wrong, body.partition("layout ")[0], flags=re.DOTALL)
     assert times == 1
     (tmp_path / "wrong.ucpl").write_text(head + mark + body.rpartition("}")[0] + "}\n")

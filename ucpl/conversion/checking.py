@@ -39,6 +39,7 @@ from ucpl.language import nodes, parse, parse_call, print_expr, print_file, word
 from ucpl.layout import Layout, Library, load
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.globs import is_called
+from ucpl.layout.implied import with_indices
 from ucpl.layout.library import KnownStatement, Reader
 from ucpl.layout.misplaced_statements import check_known
 from ucpl.layout.remedies import for_buffer, for_hole
@@ -585,7 +586,8 @@ class _Checker:
         found = next(holes(side.placement), None)
         if found is not None:
             entry = next(e for e in side.layout.entries if found.path in e.targets.values())
-            remedy = for_hole(entry.span, node.items, side.layout)
+            own = with_indices(node.items, items_of(self.library, nodes.Call(node.name)))
+            remedy = for_hole(entry.span, own, side.layout)
             buffer = for_buffer(side.layout, found.path, found.state) if found.state != "weight" else None
             if buffer is not None:
                 fail("E313", f"{found}, the first {found.first}", at(buffer[1], "stored here"), remedy=buffer[0])
@@ -695,17 +697,18 @@ class _Checker:
         if layout.model_name == TRIAL:
             self.lint("misspelt-state", misspelt_states(one.layout.items))
             return
-        self.lint("no-effect", lines_without_effect(layout, one.layout.items, of_any=one.is_of_any))
+        items = tuple(items_of(self.library, nodes.Call(one.layout.name)))
+        own = tuple(with_indices(one.layout.items, items))
+        self.lint("no-effect", lines_without_effect(layout, own, of_any=one.is_of_any))
         self.lint("crossed-name", crossed_names(layout))
         self.lint("swapped-dims", transposed(layout))
-        items = tuple(items_of(self.library, nodes.Call(one.layout.name)))
         self.lint("unequal-fills", unequal_fills(layout))
         self.lint("undealt-index", () if one.is_of_any else undealt_indices(layout, items))
         self.lint("fill-type", odd_fills(layout))
         self.lint("scale-type", odd_scales(layout))
-        self.lint("wrong-scope", lines_in_wrong_scope(layout, one.layout.items, items))
+        self.lint("wrong-scope", lines_in_wrong_scope(layout, own, items))
         if not one.is_of_any and not self.open_numbers(one.layout):
-            self.lint("empty-part", empty_parts(layout, one.layout.items))
+            self.lint("empty-part", empty_parts(layout, own))
         models = (s for s in self.file.statements if isinstance(s, nodes.Model))
         self.lint("empty-range", empty_ranges(layout, [item for model in models for item in model.items]))
 

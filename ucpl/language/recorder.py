@@ -509,8 +509,8 @@ class Models(Patterns):
         without = tuple(c for c in children if isinstance(c, nodes.Without))
         if scalar and (typed or without):
             why = "a state with one number a tensor has no dims, and one type"
-            remedy = "take it out, or the word `scalar`"
-            fail("E001", why, self.label((*typed, *without)[0], "not after `scalar`"), remedy=remedy)
+            remedy = f"take `{'dtype' if typed else 'without'}` out, or the word `scalar`"
+            fail("E001", why, self.label(typed[0] if typed else without[0], "not after `scalar`"), remedy=remedy)
         return nodes.State(tuple(names[:-1]), kind, scalar, groups, typed, without, span=self.span(children))
 
     def without(self, children: Children) -> nodes.Without:

@@ -19,11 +19,12 @@ from ucpl.layout.scope import Scope, at
 from ucpl.layout.templates import PLACE_WORDS, template
 from ucpl.records import frozen
 
-__all__ = ["Naming", "naming_of"]
+__all__ = ["Naming", "names_in", "naming_of"]
 
 
 @lru_cache(maxsize=4096)  # an entry with `*` says the same of every tensor
-def _names(text: str) -> frozenset[str]:
+def names_in(text: str) -> frozenset[str]:
+    """Names in the braces of a template."""
     return template(text, nodes.NOWHERE).names
 
 
@@ -71,7 +72,7 @@ class Naming:
     def _demand(self, item: Item, file: str, owner: Owner, dims: set[str]) -> None:
         said = [(c.args[0], c.span if c.span.line else item.span) for c in item.clauses if c.word == "as"]
         texts = [*self.files.get(file, ()), *said]
-        spoken = frozenset[str]().union(*(_names(text) for text, _ in texts))
+        spoken = frozenset[str]().union(*(names_in(text) for text, _ in texts))
         if not spoken:
             return
         brackets = ax.dims_of(*owner[1])
@@ -81,7 +82,7 @@ class Naming:
         for dim in sorted(dims - set(brackets)):
             for name in self._of(dim):
                 if name in spoken and name not in given:
-                    text, span = next(t for t in texts if name in _names(t[0]))
+                    text, span = next(t for t in texts if name in names_in(t[0]))
                     self._refuse(name, dim, (text, span), owner[0])
 
     def _of(self, dim: str) -> Iterator[str]:

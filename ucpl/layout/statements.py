@@ -20,6 +20,7 @@ from ucpl.layout.axes import tensor_of_label
 from ucpl.layout.bases import NO_FILE, fresh, overlay, own_parameters, placed, statements_of
 from ucpl.layout.by_index import written_out
 from ucpl.layout.fills import with_filled_states
+from ucpl.layout.implied import with_implied_indices
 from ucpl.layout.library import KnownStatement, Library, Link
 from ucpl.layout.models import states_once
 from ucpl.layout.scope import Config, Scope, Value, at, literal
@@ -132,6 +133,7 @@ def open_layout(
         )
     if outermost.of == "any":
         model_items = with_filled_states(items, model_items, scope)
+    items = with_implied_indices(items, model_items)
     model_items, items = written_out(*without_absent(model_items, items, scope), scope)
     scope.bind(model_items)
     scope.bind(items)
@@ -220,7 +222,12 @@ def items_of(library: Library, call: nodes.Call) -> list[nodes.LayoutItem]:
     if call.name not in library.written:
         chain = library.chain(call.name, call.span)
         reader = _Reader(library, Scope(), {}, [], axes=_axes_of(chain), is_written=True)
-        library.written[call.name] = reader.written(chain)
+        items = reader.written(chain)
+        if chain[0].node.of != "any":
+            model = library.model(chain[0].node.of, chain[0].node.span)
+            of_model = statements_of(library, model, lambda items: reader.uses(items, word="model"))
+            items = with_implied_indices(items, of_model)
+        library.written[call.name] = items
     return [*library.written[call.name]]
 
 

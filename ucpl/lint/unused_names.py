@@ -12,7 +12,7 @@ from ucpl.errors import UcplError
 from ucpl.language import nodes, print_expr, worded
 from ucpl.language.walk import walk
 from ucpl.layout import Library
-from ucpl.layout.expand import holes_of, lines_in_file, names_of
+from ucpl.layout.expand import holes_of, items_of, lines_in_file, names_of
 from ucpl.layout.templates import PLACE_WORDS
 from ucpl.registry import format_named
 
@@ -32,8 +32,13 @@ def unused(library: Library, file: nodes.File) -> Iterator[tuple[str, str]]:
     A file without layouts is not checked: its importers use the declarations.
     """
     layouts = [s for s in file.statements if isinstance(s, nodes.Layout)]
+    brackets: dict[str, set[str]] = {}
     for layout in layouts:
-        yield from _of_layout(layout, _with_bases(library, layout))
+        beside = _with_bases(library, layout)
+        for one in beside:
+            if one.name not in brackets:
+                brackets[one.name] = {*_bracketed(one.items), *_implied(library, one)}
+        yield from _of_layout(layout, beside, {name for one in beside for name in brackets[one.name]})
     if layouts:
         yield from (("unused-number", text) for text in _numbers(library, file))
         yield from _of_models(library, file)
@@ -47,14 +52,25 @@ def reads_config(texts: Iterable[nodes.Record]) -> bool:
     return any(name.partition(".")[0] == "config" for name in names_of(texts))
 
 
-def _of_layout(layout: nodes.Layout, beside: list[nodes.Layout]) -> Iterator[tuple[str, str]]:
-    """`beside`: the layout and all layouts that are related to it."""
+def _implied(library: Library, layout: nodes.Layout) -> set[str]:
+    """Indices of a layout, with those that its keys imply."""
+    try:
+        return {*_bracketed(items_of(library, nodes.Call(layout.name)))}
+    except UcplError:
+        return set()
+
+
+def _of_layout(layout: nodes.Layout, beside: list[nodes.Layout], brackets: set[str]) -> Iterator[tuple[str, str]]:
+    """`beside`: the layout and all layouts that are related to it.
+
+    `brackets`: their indices.
+    """
     items = [item for one in beside for item in one.items]
     dims = {*_dims(items)}
     for item in layout.items:
         match item:
             case nodes.Files(name=name, form=str()):
-                yield from _of_file(layout, item, items, lines_in_file(name, items))
+                yield from _of_file(layout, item, brackets, lines_in_file(name, items))
             case nodes.Use(name=name, key=str() as key) if _is_one_key(key):
                 yield (
                     "unused-key",
@@ -62,7 +78,7 @@ def _of_layout(layout: nodes.Layout, beside: list[nodes.Layout]) -> Iterator[tup
                     f" tensors in it: the keys of its lines behind `as` are not used. {_with_key(key)}",
                 )
             case nodes.Index(name=name, axis=axis):
-                if not {*_bracketed(items)} & {name} and not dims & {d for d in _dims([axis]) if d != name}:
+                if name not in brackets and not dims & {d for d in _dims([axis]) if d != name}:
                     yield "unused-index", _of_index(layout, item)
             case nodes.Group(name=name) if name != "*" and name not in {*_groups(items)}:
                 yield (
@@ -82,7 +98,7 @@ def _of_layout(layout: nodes.Layout, beside: list[nodes.Layout]) -> Iterator[tup
 
 
 def _of_file(
-    layout: nodes.Layout, item: nodes.Files, items: list[nodes.LayoutItem], there: list[nodes.LayoutItem]
+    layout: nodes.Layout, item: nodes.Files, brackets: set[str], there: list[nodes.LayoutItem]
 ) -> Iterator[tuple[str, str]]:
     if not there:
         yield (
@@ -90,7 +106,7 @@ def _of_file(
             f"{layout.name}: no line is in `file {item.name}` (line {item.span.line}). Write `in {item.name}` behind its"
             " lines, or take it out",
         )
-    elif item.key is not None and _is_one_key(item.key, item.template, {*_bracketed(items)}) and any(map(_key, there)):
+    elif item.key is not None and _is_one_key(item.key, item.template, brackets) and any(map(_key, there)):
         yield (
             "unused-key",
             f'{layout.name}: `key "{item.key}"` of `file {item.name}` (line {item.span.line}) is one key for all tensors in'

@@ -85,7 +85,8 @@ class LogicalRows:
                 or self._of_an_axis(need, have)
                 or self._of_one_element(path, tensor, have)
                 or self._of_one_tensor(path, tensor.dims, need, have)
-                or f"{_dims_remedy(need, have)}, as in `{_every_dim(self.entry, path, tensor.dims, _turned(need, have))}`",
+                or f"{_dims_remedy(need, have)}, as in `{_every_dim(self.entry, path, tensor.dims, _turned(need, have))}`"
+                f"{self._of_an_index(tensor.dims, need, have)}",
             )
 
     def _of_an_axis(self, need: list[str], have: list[str]) -> str:
@@ -107,6 +108,13 @@ class LogicalRows:
         one = next((d for d in have if d not in tensor.dims and self.layout.sizes.get(d) == 1), "one")
         line = " ".join(one if d == unnamed[0] else d for d in tensor.dims)
         return f"in a pack, an axis of one element is a dim with a name: `dim {one} = 1`, and `{path} : {line}` in the model"
+
+    def _of_an_index(self, dims: tuple[str, ...], need: list[str], have: list[str]) -> str:
+        """Remedy for a first dim that the key should name, or ""."""
+        is_missing = dims[:1] == tuple(d for d in need if d not in have) and {*have} <= {*need} and "#" not in dims[0]
+        if not is_missing or self.entry.storing.key is None:
+            return ""
+        return f"; or write {{{dims[0]}}} in the key: one stored tensor for each {dims[0]}"
 
     def _of_one_tensor(self, path: str, dims: tuple[str, ...], need: list[str], have: list[str]) -> str:
         """Remedy for a dim of one tensor, probably misspelt, or ""."""

@@ -311,11 +311,11 @@ def test_tensors_with_one_pattern_share_a_line_and_their_names_are_in_the_key(tm
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert 'let layer = "model.layers.{l}."' in lines
     assert "attn.k_proj.weight, attn.v_proj.weight, model.layers.mlp.weight : l n3 n5" in lines
-    assert 'attn.k_proj.weight[l], attn.v_proj.weight[l] = n3 n5 as "{layer}{name}"' in lines
-    assert 'model.layers.mlp.weight[l] = n3 n5 as "model.layers.{l}.mlp.weight"' in lines, (
+    assert 'attn.k_proj.weight, attn.v_proj.weight = n3 n5 as "{layer}{name}"' in lines
+    assert 'model.layers.mlp.weight = n3 n5 as "model.layers.{l}.mlp.weight"' in lines, (
         "another tensor has its short name"
     )
-    assert 'mlp.experts.up.weight[l, experts] = n3 n5 as "{layer}mlp.experts.{experts}.up.weight"' in lines
+    assert 'mlp.experts.up.weight = n3 n5 as "{layer}mlp.experts.{experts}.up.weight"' in lines
     assert 'model.embed.weight = n7 n5 as "{name}"' in lines
 
 

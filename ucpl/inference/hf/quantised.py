@@ -218,4 +218,4 @@ class PairText:
         ]
 
     def _entry(self, path: str, shape: tuple[nodes.Axis, ...], clauses: tuple[nodes.Clause, ...]) -> nodes.Entry:
-        return nodes.Entry(path, tuple(map(nodes.Dim, self.indices)), shape, clauses)
+        return nodes.Entry(path, (), shape, clauses)  # the key has the indices

@@ -580,13 +580,12 @@ def _indented(line: str) -> str:
 
 
 def _entry(stored: _Stored) -> nodes.Entry:
-    brackets = tuple(nodes.Dim(i) for i in stored.indices)
     left = True
     pattern = []
     for axis in stored.axes:
         pattern.append(_pattern(axis, stored.path, cut=left))
         left = left and not _is_cut(axis)  # one cut is all: the first
-    return nodes.Entry(stored.path, brackets, tuple(pattern), stored.clauses)
+    return nodes.Entry(stored.path, (), tuple(pattern), stored.clauses)  # the key has the indices
 
 
 def _pattern(axis: _Named, path: str, *, cut: bool) -> nodes.Axis:
