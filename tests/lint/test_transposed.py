@@ -90,3 +90,12 @@ def test_a_tensor_of_other_dims_is_compared_with_all() -> None:
     assert remarks(lines, model) == []
     (remark,) = remarks(lines | {"embed": 'embed = h v as "embed.weight"'}, model)
     assert "`embed`" in remark
+
+
+def test_dims_without_their_parentheses_are_named() -> None:
+    """Such a line is not transposed: it has another number of axes."""
+    (remark,) = remarks(LINES | {"out": LINES["out"].replace("(n d)", "n d")})
+    assert (
+        "`attn.out` (line" in remark and "has 3 stored axes, and `attn.q`, `attn.k` of the same dims have 2" in remark
+    )
+    assert "Dims of one axis are in parentheses: `(n d) h`" in remark and "transposed" not in remark

@@ -122,6 +122,13 @@ def _key(entry: Entry) -> str:
 
 
 def _remark(layout: Layout, odd: _Matrix, others: Sequence[_Matrix]) -> str:
+    first = others[0].axes
+    if len(odd.axes) != len(first):
+        shown = " ".join(f"({' '.join(axis)})" if len(axis) > 1 else axis[0] for axis in first)
+        return (
+            f"{layout.name}: {odd} has {len(odd.axes)} stored axes, and {_named(others)} of the same dims"
+            f" {'has' if len(others) == 1 else 'have'} {len(first)}. Dims of one axis are in parentheses: `{shown}`"
+        )
     way, other = ("in", "transposed") if odd.is_in_order else ("not in", "in that order")
     return (
         f"{layout.name}: {odd} is {way} the order of its dims in the model, `{' '.join(odd.dims)}`, and {_named(others)}"
