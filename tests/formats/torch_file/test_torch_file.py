@@ -708,3 +708,22 @@ def test_steps_in_tensors_of_one_dim_reach_a_universal_folder_of_stage_3(tmp_pat
         ucpl.convert(tmp_path / source, tmp_path / target, call)
     found = torch.load(tmp_path / "b.pt", weights_only=True)["optimizer"]["state"]
     assert {tuple(states["step"].tolist()) for states in found.values()} == {(2.0,)}
+
+
+def test_an_optimizer_with_its_scaler_gets_the_place_that_the_message_names(tmp_path: Path) -> None:
+    """Apex's FP16_Optimizer keeps its loss scale around torch's state dict."""
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    inside = {"optimizer": optimizer.state_dict(), "loss_scaler": {"scale": 1024.0}}
+    torch.save({"model": model.state_dict(), "optimizer": inside}, tmp_path / "run.pt")
+    ucpl.convert(tmp_path / "run.pt", tmp_path / "dcp", "dcp(fsdp=2)")
+    with pytest.raises(UcplError, match="E471: two values of the target have the key `optimizer`") as refused:
+        ucpl.convert(tmp_path / "dcp", tmp_path / "a.pt", "torch_file()")
+    call = 'torch_file(optimizer = "optimizer/optimizer")'
+    assert f"or {call} gives the optimizer another key" in refused.value.diagnostics[0].remedy
+    ucpl.convert(tmp_path / "dcp", tmp_path / "b.pt", call)
+    made = torch.load(tmp_path / "b.pt", weights_only=True)["optimizer"]
+    assert made["loss_scaler"] == {"scale": 1024.0}
+    optimizer.load_state_dict(made["optimizer"])

@@ -261,6 +261,12 @@ class _Writer:
         for key, value in items:
             self.put(file, key, value, is_path=False)
 
+    def renamed(self, key: str) -> str:
+        """A remedy's call, whose state dict has another key than a value."""
+        if key == self.text("optimizer", OPTIMIZER):
+            return f'{NAME}(optimizer = "{key}/{OPTIMIZER}") gives the optimizer'
+        return f"{NAME}(model = ...) gives the model"
+
     def put(self, file: _File, key: object, value: object, *, is_path: bool = True) -> None:
         """Raises: UcplError E471 if two values have one key."""
         steps: list[object] = [*key.split("/")] if isinstance(key, str) and is_path else [key]
@@ -273,7 +279,7 @@ class _Writer:
                 "E471",
                 f"two values of the target have the key `{key}`",
                 Label(self.name, where=str(key)),
-                remedy=f"--drop '{key}' leaves out the value of the run, or {NAME}(model = ...) gives the model another key",
+                remedy=f"--drop '{key}' leaves out the value of the run, or {self.renamed(str(key))} another key",
             )
 
 
