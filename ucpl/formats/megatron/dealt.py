@@ -180,7 +180,7 @@ class DealtModel:
         for prefix, number in filter(None, map(names.expert_of, self.shapes)):
             found_experts[prefix] = max(found_experts.get(prefix, 0), number + 1)
         if ep > 1 and not found_experts:
-            refuse(f"ep = {ep}, and the model has no experts", self.base)
+            refuse(f"ep = {ep}, and the model has no experts", self.base, "ep = 1")
         for prefix, n in found_experts.items():
             if n % ep:
                 refuse(f"{n} experts of {prefix} do not divide by ep = {ep}", self.base)
