@@ -23,10 +23,11 @@ CASES = {
         ["axis 0 is of n = 12, s = 5: correct a size or the pattern, so that 36 elements lie along it"], 1,
     ),
     "axes in another order": (
-        "mamba2", "out[l]     = h (n@tp d)", "out[l]     = (n@tp d) h", ["the axes are in another order there"], 1,
+        "mamba2", "out               = h (n@tp d)", "out               = (n@tp d) h",
+        ["the axes are in another order there"], 1,
     ),
     "an axis too many": (
-        "mamba2", "norm[l]    = (n@tp d)", "norm[l]    = n@tp d", ["the file has 1 axis, and the line 2"], 1,
+        "mamba2", "norm              = (n@tp d)", "norm              = n@tp d", ["the file has 1 axis, and the line 2"], 1,
     ),
     "layers that the file lacks": (
         "hybrid", "k, v              : l[attention] g d h", "k, v              : l[0, 1, 2] g d h",
@@ -44,7 +45,7 @@ def test_a_wrong_line_has_one_message_with_a_remedy(case: str, tmp_path: Path) -
     name, before, after, says, times = CASES[case]
     text = (EXAMPLES / f"{name}.ucpl").read_text(encoding="utf-8")
     if case == "several sizes":
-        text = text.replace("norm[l]    = (n@tp d)", "norm[l]    = (n@tp s)")
+        text = text.replace("norm              = (n@tp d)", "norm              = (n@tp s)")
     assert text.count(before) == 1
     spec = tmp_path / "mine.ucpl"
     spec.write_text(text.replace(before, after), encoding="utf-8")
