@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from functools import cache
 from operator import attrgetter
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import attrs
 from attrs import AttrsInstance
@@ -35,13 +35,13 @@ def _is_plain(of: object) -> bool:
     return isinstance(of, str) and all(word in _PLAIN or word[0] == '"' for word in _WORDS.findall(of))
 
 
-class _Readers(dict[type, Callable[[AttrsInstance], object] | None]):
+class _Readers(dict[type, Callable[[object], object] | None]):
     """Of each kind of record: the reader of these fields.
 
     It gives one value, or a tuple of several. None: there are no such fields.
     """
 
-    def __missing__(self, kind: type) -> Callable[[AttrsInstance], object] | None:
+    def __missing__(self, kind: type) -> Callable[[object], object] | None:
         names = _fields(kind)
         self[kind] = attrgetter(*names) if names else None
         return self[kind]
@@ -53,14 +53,14 @@ _VALUES = _Readers()
 def walk(*roots: AttrsInstance) -> list[AttrsInstance]:
     """Each record, then all that it holds, depth first."""
     found: list[AttrsInstance] = []
-    todo: list[Any] = [roots]  # records, tuples of them, and values that are neither
+    todo: list[object] = [roots]  # records, tuples of them, and values that are neither
     while todo:
         one = todo.pop()
         kind = type(one)
-        if kind is tuple:
+        if type(one) is tuple:
             todo += one[::-1]
         elif kind not in _ATOMS:
-            found.append(one)
+            found.append(one)  # type: ignore[arg-type]
             values = _VALUES[kind]
             if values is not None:
                 held = values(one)

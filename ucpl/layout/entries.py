@@ -30,7 +30,7 @@ from ucpl.layout.storing import Ground, is_there, stated_clauses
 from ucpl.records import define, frozen
 
 __all__ = [
-    "Folding", "Placing", "StoredTogether", "Wild", "WrittenEntries", "alike_of", "entries_of", "is_wild",
+    "ModelFamilies", "Placing", "StoredTogether", "Wild", "WrittenEntries", "alike_of", "entries_of", "is_wild",
     "written_entries", "MEMBER", "Kin", "with_sizes",
 ]  # fmt: skip
 
@@ -238,7 +238,7 @@ def entries_of(
     ground: Ground,
     tensors: dict[str, LogicalTensor],
     aliases: dict[str, str],
-    folding: Folding | None = None,
+    folding: ModelFamilies | None = None,
 ) -> Placing:
     """Entries of all tensors, with families and bundles on request."""
     written = written_entries(items, ground.scope)
@@ -520,7 +520,7 @@ class StoredTogether:
 
 
 @frozen(eq=False)
-class Folding:
+class ModelFamilies:
     """Families that a model allows, for both sides of a plan.
 
     groups: the members of each parameter group. kin: of each tensor, its family in another checkpoint, for a comparison;
@@ -557,7 +557,7 @@ class Folding:
 
 
 def alike_of(
-    tensors: Mapping[str, LogicalTensor], apart: frozenset[str], folding: Folding, written: WrittenEntries
+    tensors: Mapping[str, LogicalTensor], apart: frozenset[str], folding: ModelFamilies, written: WrittenEntries
 ) -> StoredTogether:
     """Families and bundles of tensors that model and layout treat alike.
 

@@ -15,7 +15,7 @@ from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.language import nodes, print_expr
 from ucpl.language.walk import walk
 from ucpl.layout import axes as ax
-from ucpl.layout.entries import Folding, Kin, entries_of
+from ucpl.layout.entries import Kin, ModelFamilies, entries_of
 from ucpl.layout.fills import fillings_of
 from ucpl.layout.layout import Entry, GlobMatch, Layout, Mesh, States, domain_rules
 from ucpl.layout.library import Library
@@ -115,7 +115,7 @@ def resolved(opened: OpenedLayout, sizes: Mapping[str, Value], *, fold: bool = F
     try:
         folding = None
         if known is not None:
-            folding = Folding(known, tuple(members for _, members in model_groups), kin)
+            folding = ModelFamilies(known, tuple(members for _, members in model_groups), kin)
         placing = entries_of(items, ground, tensors, aliases, folding)
         entries, families = placing.entries, placing.families
         groups = groups_of_layout(items, ground, tensors, entries, model_groups)
