@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import FIXTURES, good, ucpl
+from tests.cli.command import FIXTURES, ROOT, good, ucpl
 from ucpl.conversion.checking import Checked, check
 from ucpl.conversion.degrees import TOGETHER, combinations
 from ucpl.conversion.requests import Given
@@ -621,6 +621,14 @@ def test_faults_at_any_size_are_found_at_drawn_ones(line: str, more: str, code: 
     text = OPEN.replace("LINE", line).replace("MORE", more)
     spec.write_text(text.replace('"{tp}.pt"', '"0.pt"') if code == "E215" else text)
     assert [d.code for d in check("x.ucpl", Given()).findings] == [code]
+
+
+def test_digits_in_a_circle_are_a_fault_without_a_config(spec: Path) -> None:
+    """No config could make sense of them."""
+    text = (ROOT / "specs/decoder.ucpl").read_text()
+    assert text.count("index l = l@pp") == 1
+    spec.write_text(text.replace("index l = l@pp", "index l = (l pp)"))
+    assert {d.code for d in check("x.ucpl", Given()).findings} == {"E167"}
 
 
 def test_models_alone_and_plans_have_drawn_sizes_too(spec: Path) -> None:

@@ -89,5 +89,5 @@ def test_a_damaged_line_is_reported_with_what_to_write_instead(
 def test_there_are_as_many_as_were_found() -> None:
     authored = [line for line in LINES if line.file.startswith("tests/mistakes/authored/")]
     assert len(LINES) - len(authored) >= 60 and len({line.file for line in LINES}) >= 26
-    assert len(authored) >= 75 and len({line.file for line in authored}) == 6
+    assert len(authored) >= 74 and len({line.file for line in authored}) == 6
     assert all(line.code in catalogue() for line in LINES if line.code)

@@ -89,7 +89,7 @@ _OTHER_SIZE = "E115"
 _DRAWS = 8  # of sizes, until there are some that every axis divides
 _FAULTS = 3  # draws that must agree before a fault is the text's
 # Faults of these codes (elements stored twice, or nowhere) hold at any size; others can come from numbers that no config has.
-_OF_ANY_SIZE = "E3"
+_OF_ANY_SIZE = ("E3", "E165", "E167")  # codes, or their beginnings: elements, and texts that lead back to themselves
 _OF_NAMES = ("crossed-name", "swapped-dims", "undealt-index")  # rules of names and their order
 _WITHOUT_SIZES = ("E143", "E169")  # of digits and names of a dim without a size
 _REPEATED = ("E215", "E392", "E204", "E313")  # whose messages have the files or degrees of a layout
@@ -834,7 +834,7 @@ class _Drawing:
     def is_fault(self, found: UcplError) -> bool:
         """True if drawn sizes do not cause an error.
 
-        Without a config, other errors than those of elements can come from numbers that no config has.
+        Without a config, most other errors than those of elements can come from numbers that no config has.
         """
         if depends_on_numbers(found):
             return False
