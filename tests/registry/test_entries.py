@@ -32,7 +32,17 @@ OTHERS = {
 }
 
 
-SHARED = ("folders", "info_keys", "leaving", "named_files", "opening", "optimizer_hypers", "overlooked", "run_steps")
+SHARED = (
+    "folders",
+    "info_keys",
+    "leaving",
+    "named_files",
+    "opening",
+    "optimizer_hypers",
+    "overlooked",
+    "peft_names",
+    "run_steps",
+)
 
 
 class Other(Format):

@@ -180,11 +180,13 @@ def _names(opened: Checkpoint, config: Config, given: Given, spec: str) -> tuple
     if format_named(opened.format).has_model_files or not (spec or _are_foreign(opened, config)):
         return None
     tried = [_spec_at(spec)] if spec else [name for name, _ in spec_files()]
+    theirs = _HUGGING_FACE.get(str(config.get("model_type")), "hf")
     for file in tried:
+        if not spec and theirs not in library_of(file).known:
+            continue  # of another architecture, or lines that several specs extend
         for mine in _calls(file, opened, config):
             if _is_of(mine, opened, config, given):
-                theirs = f"{file}:{_HUGGING_FACE.get(str(config.get('model_type')), 'hf')}()"
-                return mine, theirs
+                return mine, f"{file}:{theirs}()"
     if not spec and not format_named(opened.format).is_of_iterations:
         return None  # the check of the plan names the tensors that differ
     first = opened.state.tensors[0].name if opened.state.tensors else ""
