@@ -71,7 +71,7 @@ from ucpl.lint.no_effect import (
 )
 from ucpl.lint.plan_refusals import check_fill_types, check_nested_keys, check_plannable, odd_fills, odd_scales
 from ucpl.lint.rules import Remark, old_version, silenced
-from ucpl.lint.swappable_parts import swappable_parts, swappable_text
+from ucpl.lint.swappable_parts import swappable_parts, swappable_text, unlike_cuts
 from ucpl.lint.transposed import transposed
 from ucpl.lint.undealt import undealt_indices
 from ucpl.lint.unknown_kinds import misspelt_kinds, unknown_kinds
@@ -576,6 +576,8 @@ class _Checker:
                 "swappable-parts",
                 next((e.span.line for e in side.layout.entries if e.path == twins[0].entry), 0),
             )
+        for text in unlike_cuts(side.layout):
+            self.remark(text, "unlike-cuts")
         for span, dim, low, high in overlapping_parts(side.layout):
             fail(
                 "E304",

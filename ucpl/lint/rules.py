@@ -44,6 +44,7 @@ RULES = {
     "unequal-fills": "two `fill` lines give one tensor different numbers",
     "unknown-kind": "a word is compared with a list that does not have it",
     "unknown-rule": "`ucpl: allow` names a rule that does not exist",
+    "unlike-cuts": "parts of one tensor have the same dims, and one of them is not cut",
     "unread-config": "nothing reads the config that is given",
     "unread-dim": "a layout of any model has a name that no model can give",
     "unused-file": "no line is in a `file`",

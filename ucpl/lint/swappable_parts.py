@@ -1,13 +1,14 @@
-"""Parts of one size, side by side in a stored tensor.
+"""Parts of a stored tensor that are easily mistaken for each other.
 
-If swapped, they pass checks of shapes and every round trip.
+If parts of one size are swapped, they pass checks of shapes and every round trip. If one of two like parts is not cut, each
+rank has all of it, and a plan accepts that, since copies are allowed.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, permutations
 from math import prod
 
 from ucpl.layout import Entry, Layout
@@ -15,7 +16,7 @@ from ucpl.layout import axes as ax
 from ucpl.layout.by_index import whole_name
 from ucpl.records import frozen
 
-__all__ = ["SwappableParts", "swappable_parts", "swappable_text"]
+__all__ = ["SwappableParts", "swappable_parts", "swappable_text", "unlike_cuts"]
 
 NAMED_MAX = 4  # of a message
 
@@ -72,3 +73,32 @@ def _in_order(paths: Sequence[str]) -> bool:
     said = [re.split(r"(\d+)", path) for path in paths]
     numbers = [tuple(map(int, one[1::2])) for one in said]
     return len({tuple(one[::2]) for one in said}) == 1 and all(a < b for a, b in pairwise(numbers))
+
+
+def unlike_cuts(layout: Layout) -> Iterator[str]:
+    """Remarks on such parts, one for each line of a layout."""
+    for line, (name, cut, complete, axis) in _unlike(layout).items():
+        yield (
+            f"{layout.name}: in `{name}` (line {line}), `{cut}` is cut over `{axis}` and `{complete}` of the same dims is not:"
+            f" each rank has all of it. If that is not meant, write `@{axis}` in both"
+        )
+
+
+def _unlike(layout: Layout) -> dict[int, tuple[str, str, str, str]]:
+    """The first pair of each line: entry, parts, and mesh axis."""
+    found: dict[int, tuple[str, str, str, str]] = {}
+    for entry in layout.entries:
+        for axis in ax.walk(*entry.shape):
+            for one, other in permutations(axis.terms, 2) if isinstance(axis, ax.Stack) else ():
+                cuts = _cuts(one)
+                if one.label and other.label and cuts and not _cuts(other) and _dims(one) == _dims(other):
+                    found.setdefault(entry.span.line, (whole_name(entry.path), one.label, other.label, cuts[0]))
+    return found
+
+
+def _cuts(term: ax.Term) -> tuple[str, ...]:
+    return tuple(split.mesh_axis for axis in ax.walk(*term.axes) if isinstance(axis, ax.Cut) for split in axis.splits)
+
+
+def _dims(term: ax.Term) -> tuple[str, ...]:
+    return tuple(ax.dims_of(*term.axes))
