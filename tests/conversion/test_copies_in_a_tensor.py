@@ -155,7 +155,7 @@ def test_copies_that_differ_are_an_error(spec: Path, grouped: dict[str, Any], tm
         ("k[l] = (g[..2] copies(2) d) h", "E313", ""),
         ("k[l] = (g copies(0) d) h", "E145", "from 1"),
         ("k[l] = (g copies() d) h", "E001", "`copies` has a number"),
-        ("k[l] = (g copies d) h", "E001", "axes side by side"),
+        ("k[l] = (g copies d) h", "E001", "`copies` has a number"),
         ("index l = (l copies(2))", "E138", "inside one stored tensor"),
         ("state m = flat(pad((each copies(2)), 4))", "E158", ""),
     ],

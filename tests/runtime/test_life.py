@@ -117,6 +117,7 @@ class Life(RuleBasedStateMachine):
         return KILLED if status else text.read_text()
 
     def _run(self, plan: str, fault: str = "", **how: Any) -> str:
+        journal = self._journal()
         outcome = self._outcome(plan, self.out, fault, **how)
         found, new = content(self.out), self.wanted[plan]
         if outcome == DONE:
@@ -129,10 +130,15 @@ class Life(RuleBasedStateMachine):
             )
         if not self.work():
             self.left = None
-        elif outcome != "E602" and outcome != "E500":  # these two errors keep the existing target
+        elif outcome not in ("E602", "E500") and (journal is None or self._journal() != journal):
+            # Those two, and a refusal before a run begins, leave the work of another run.
             self.left = (plan, self.version) if found != new else None
         self.standing = found
         return outcome
+
+    def _journal(self) -> bytes | None:
+        path = self.folder / "journal"
+        return path.read_bytes() if path.is_file() else None
 
     @rule(plan=PLAN, fault=FAULTS)
     def ends_early(self, plan, fault):
