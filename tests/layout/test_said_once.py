@@ -15,6 +15,7 @@ from ucpl.errors import UcplError
 from ucpl.inference.sizes import sizes_of_shapes
 from ucpl.language import format_text, nodes, parse, parse_call, print_file
 from ucpl.layout import Layout, load, resolve
+from ucpl.layout import axes as ax
 from ucpl.placement import locate
 
 LONG = """ucpl 1
@@ -166,7 +167,7 @@ def test_indices_that_a_key_implies_need_no_brackets() -> None:
 def test_an_index_of_the_key_joins_those_in_brackets() -> None:
     some = IMPLIED.replace("a[l, e], b[l, e] ", "a[e], b[l] ")
     entries = {e.path: e for e in resolved(some, "long(2, 2)").entries}
-    assert [[i.name for i in entries[path].indices] for path in ("a", "b")] == [["e", "l"], ["l", "e"]]
+    assert [list(ax.dims_of(*entries[path].indices)) for path in ("a", "b")] == [["e", "l"], ["l", "e"]]
     assert check(some, "long(2, 2)")
 
 

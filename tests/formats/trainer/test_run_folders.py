@@ -335,7 +335,8 @@ def adapter_of(path: Path, of: dict[str, tuple[str, tuple[int, ...]]], config: d
     path.mkdir()
     torch.manual_seed(4)
     made = {name: torch.nn.Parameter(torch.randn(shape)) for name, shape in of.values()}
-    optimizer = torch.optim.AdamW([{"params": list(made.values())}, {"params": []}], lr=0.1)
+    groups: list[dict[str, Any]] = [{"params": list(made.values())}, {"params": []}]
+    optimizer = torch.optim.AdamW(groups, lr=0.1)
     for p in made.values():
         p.grad = torch.randn_like(p)
     optimizer.step()
@@ -348,7 +349,7 @@ def adapter_of(path: Path, of: dict[str, tuple[str, tuple[int, ...]]], config: d
 
 
 _AT = "base_model.model.model.layers.0.self_attn.q_proj"
-_ADAPTERS = {  # names and those of files, as peft 0.21.2 saves them
+_ADAPTERS: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {  # names and those of files, as peft 0.21.2 saves them
     "PROMPT_TUNING": {"prompt_embeddings": ("prompt_encoder.default.embedding.weight", (3, 6))},
     "DORA": {
         f"{_AT}.lora_A.weight": (f"{_AT}.lora_A.default.weight", (2, 6)),
