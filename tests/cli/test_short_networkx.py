@@ -23,6 +23,7 @@ NAMES = "\nimport networkx\nprint(*sorted(name for name in vars(networkx) if not
     [
         "assert list(nx.topological_sort(nx.DiGraph([(2, 3), (1, 2)]))) == [1, 2, 3]",
         "from networkx.algorithms import bipartite",
+        "assert nx.algorithms.dag.topological_sort is nx.topological_sort",
         "import networkx.algorithms.dag as dag; assert dag.topological_sort is nx.topological_sort",
         "import networkx.algorithms as every; assert every.dag.topological_sort is nx.topological_sort",
         "from networkx.generators import *; assert path_graph(3).size() == 2",

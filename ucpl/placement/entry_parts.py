@@ -257,10 +257,10 @@ class EntryParts:
         used = site.mesh_names(site.names_of(rule, key) | set(placer.axes) | {a for a, _ in entry.storing.at})
         where = (*entry.storing.at, *(storing.at if like is not None else ()))
         replica = tuple(a for a in used if a not in placer.axes and site.ranks.degrees[a] > 1)
-        said = entry.storing if like is None or entry.storing.speaks_of_copies else storing
-        places = self.bundled(placer, used, where, is_by_begin(rule, site.layout))
-        rows, axes = places.rows, tuple(dict.fromkeys((*used, *(a for a, _ in where))))
+        copying = entry.storing if like is None or entry.storing.speaks_of_copies else storing
         by_begin = is_by_begin(rule, site.layout)
+        places = self.bundled(placer, used, where, by_begin)
+        rows, axes = places.rows, tuple(dict.fromkeys((*used, *(a for a, _ in where))))
 
         def homes_of(rows: BundleRows) -> Homes:
             at_row = {a: column[rows.coordinate] for a, column in places.here.items()}
@@ -296,10 +296,10 @@ class EntryParts:
         if kept is not None:
             rows = rows.take(np.array([c for _, c, _ in kept], dtype=np.int64))
             homes = homes_of(rows)
-        alike = (id(places), said.policy, said.policy_axes, said.loose, said.at)
+        alike = (id(places), copying.policy, copying.policy_axes, copying.loose, copying.at)
         pieces = self.pieces_of.get(alike) if kept is None else None
         if pieces is None:
-            pieces = Boxed(self.bundle_pieces(placer, rows, places, said), None)
+            pieces = Boxed(self.bundle_pieces(placer, rows, places, copying), None)
         if kept is None:
             self.pieces_of[alike] = pieces
         own, all_of = entry.storing.value, storing.value if like is not None else (1.0, 0.0)
