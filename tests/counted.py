@@ -6,25 +6,32 @@ Other load of the machine changes none of them.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
+from itertools import count
 from types import FrameType
 
 
 def calls(work: Callable[[], object]) -> int:
-    """Number of called functions, of ours or of libraries."""
-    count = 0
+    """Number of called functions, of ours or of libraries.
+
+    Those in threads that the work starts are among them.
+    """
+    number = count()
 
     def seen(frame: FrameType, event: str, arg: object) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
+        if event in ("call", "c_call"):
+            next(number)
 
     before = sys.getprofile()
+    threading.setprofile(seen)
     sys.setprofile(seen)
     try:
         work()
     finally:
         sys.setprofile(before)
-    return count
+        threading.setprofile(None)
+    return next(number)
 
 
 class Asked(str):

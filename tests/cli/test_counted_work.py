@@ -32,6 +32,7 @@ PER_TENSOR = 2_700  # bytes of memory at most, of one tensor more in a plan with
 PEAK = 8 << 20  # bytes of memory, of a plan of 2,300 tensors
 CALLS = 220  # at most, for one tensor more that folds
 APART = 400  # at most, for one tensor more of a size of its own
+CONVERTED = {"plain()": 1_000}  # at most, for one tensor more that folds, in a conversion to this target
 OPENED = 215  # at most, to open a torch file with one tensor more
 NAMED = 750  # bytes at most that one more tensor adds to the file of such a plan: its names and places
 MODULES = 326  # of ucpl, in a process of `convert`
@@ -139,6 +140,23 @@ def test_one_more_tensor_in_a_torch_file_takes_few_calls(tmp_path: Path) -> None
         open_checkpoint(path)  # imports
         counts.append(calls(lambda path=path: open_checkpoint(path)))  # type: ignore[misc]
     assert counts[1] - counts[0] <= OPENED * 500, counts
+
+
+@pytest.mark.parametrize("to", CONVERTED)
+def test_one_more_tensor_in_a_conversion_takes_few_calls(tmp_path: Path, to: str) -> None:
+    """Of planning, all heads, moves, digests, the read-back and the opened target."""
+    counts = []
+    target = tmp_path / ("out.pt" if to == "plain()" else "out")
+
+    def convert(n: int) -> None:
+        ucpl.convert(tmp_path / str(n), target, to=to, force=True)
+
+    for n in (2_500, 3_000):
+        MAKERS["huggingface"](tmp_path / str(n), tensors_like(n, (2, 2)), 8)
+        if not counts:
+            convert(n)  # imports, and texts that are kept
+        counts.append(calls(lambda n=n: convert(n)))  # type: ignore[misc]
+    assert counts[1] - counts[0] <= CONVERTED[to] * 500, counts
 
 
 def test_one_more_tensor_in_a_share_takes_as_few_calls(folders: list[Path]) -> None:

@@ -306,12 +306,13 @@ class _Run:
         self.target = target
         self.work = Workplace(target)
         self.single = is_single(target, [file.path for file in self.layout.files])
-        own = {LAYOUT: self.plan.layout_text} if self.plan.layout_text else {}
+        layout = "" if self.single else self.plan.layout_text  # printing it takes long: a line for each tensor
+        own = {LAYOUT: layout} if layout else {}
         self.texts = {} if self.single else {**texts, **own}
         self.sources = SourceFiles(bound.source.root, (p.file for p in self.places), bound.source.opened)
         self.files = TargetFiles(self.work.tree, self.layout.files)
         self.digests = {
-            "digest": digest_of_plan(self.plan),
+            "digest": digest_of_plan(self.plan, layout=not self.single),
             "files": digest_of_files(self.layout.files, self.texts),
             "content": digest_of_sources(self.sources, bound.made),
             "spec": self.plan.spec_digest,
@@ -595,9 +596,8 @@ class _Run:
         self.counted()
         with self.counters.phase("publish"):
             self._complete_texts()
-            self._write_texts(
-                manifest_of(self.plan, self.digests, ManifestContents(self.layout, unit_crc, beside, self.texts))
-            )
+            contents = ManifestContents(self.layout, unit_crc, beside, self.texts)
+            self._write_texts({} if self.single else {MANIFEST: manifest_of(self.plan, self.digests, contents)})
             self._publish()
 
     def _take_over(self, known: DoneTiles) -> None:
@@ -648,9 +648,9 @@ class _Run:
         except OSError as error:
             cannot_write(self.work.tree, error)
 
-    def _write_texts(self, manifest: str) -> None:
+    def _write_texts(self, manifest: dict[str, str]) -> None:
         """Small files, synced. Raises: UcplError E503."""
-        texts = self.texts if self.single else {**self.texts, MANIFEST: manifest}
+        texts = self.texts | manifest
         path = self.work.tree
         try:
             if not self.single:

@@ -30,11 +30,14 @@ __all__ = [
 IDENTITY = ("digest", "files", "content")  # digests that identify a run
 
 
-def digest_of_plan(plan: Plan) -> str:
-    """Everything of a plan that has a say in the target's bytes."""
+def digest_of_plan(plan: Plan, *, layout: bool = True) -> str:
+    """Everything of a plan that has a say in the target's bytes.
+
+    layout: with the text of its layout, which a folder has next to its files.
+    """
     state = xxhash.xxh3_128()
     state.update(repr((plan.source_call, plan.target_call, plan.spec_digest, plan.structure_digest)).encode())
-    state.update(plan.layout_text.encode())
+    state.update(plan.layout_text.encode() if layout else b"")
     for side in (plan.sources, plan.targets):
         for tensor in side:
             state.update(_line(tensor).encode())
