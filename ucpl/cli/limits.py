@@ -13,16 +13,20 @@ from typing import NoReturn
 
 __all__ = ["memory_limit", "processors", "end_if_asked", "end_like_ctrl_c"]
 
-ROOT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
+MOUNTS = Path("/proc/self/mountinfo")
 _NONE = 1 << 60  # cgroup v1 writes a number of that size for no limit
 
 
 def memory_limit() -> int | None:
-    """Bytes that this process may use, the least limit; None without one."""
+    """Bytes that this process may use, the least limit; None without one.
+
+    Above `memory.high` it is slowed until it stops. `memory.stat` also knows groups that a container does not see.
+    """
     found = [
-        *(_number(folder / "memory.max") for folder in _folders("")),
+        *(_number(folder / name) for folder in _folders("") for name in ("memory.max", "memory.high")),
         *(_number(folder / "memory.limit_in_bytes") for folder in _folders("memory")),
+        *(_hierarchical(folder / "memory.stat") for folder in _folders("memory")),
         _address_space(),
     ]
     return min((n for n in found if n is not None and n < _NONE), default=None)
@@ -38,7 +42,7 @@ def processors() -> int:
         quota, _, period = _text(folder / "cpu.max").partition(" ")
         if quota.isdigit() and period.strip().isdigit():
             found.append(int(quota) / max(1, int(period)))
-    for folder in (*_folders("cpu"), *_folders("cpu,cpuacct")):
+    for folder in _folders("cpu"):
         allowed, each = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
         if allowed is not None and each:
             found.append(allowed / each)
@@ -52,16 +56,33 @@ def _folders(controller: str) -> Iterator[Path]:
     """
     for line in _text(OWN).splitlines():
         _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
-        if controllers != controller and controller not in controllers.split(","):
+        if controller not in controllers.split(","):
             continue
-        top = ROOT / controller if controller else ROOT
-        own = Path(path.lstrip("/"))
-        for part in (own, *own.parents):
-            yield top / part
+        for root, top in _mounts(controller):
+            # A container may see its own group as the top, and the path from the host's.
+            own = Path(path).relative_to(root) if Path(path).is_relative_to(root) else Path()
+            for part in (own, *own.parents) if ".." not in own.parts else (Path(),):
+                yield top / part
+
+
+def _mounts(controller: str) -> Iterator[tuple[str, Path]]:
+    """Top group and place of each mount of a hierarchy."""
+    for line in _text(MOUNTS).splitlines():
+        mount, _, system = line.partition(" - ")
+        place, kind = mount.split(), (system.split() + ["", "", ""])[:3]
+        is_meant = kind[0] == "cgroup" and controller in kind[2].split(",") if controller else kind[0] == "cgroup2"
+        if is_meant and len(place) > 4:
+            yield place[3], Path(place[4])
 
 
 def _number(path: Path) -> int | None:
     text = _text(path).strip()
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def _hierarchical(path: Path) -> int | None:
+    found = dict(line.split(None, 1) for line in _text(path).splitlines() if " " in line)
+    text = found.get("hierarchical_memory_limit", "")
     return int(text) if text.isascii() and text.isdigit() else None
 
 
