@@ -152,6 +152,17 @@ def test_a_transposed_matrix_is_read_once(tmp_path, counted, shape, workers):
     assert report.bytes_live_max <= memory
 
 
+def test_small_rows_that_are_dealt_anew_are_read_in_longer_runs_than_a_tile_has(tmp_path, monkeypatch, counted):
+    """A tile has 16 rows, a band 64."""
+    monkeypatch.setattr(batches, "RUN_WANTED", 512)
+    model = numbers("<u4", (8, 256, 8))
+    plan, source, wanted = world(tmp_path / "src", model, [((0, 1, 2), 0, 1), ((1, 0, 2), 0, 1)])
+    report = run(plan, source, tmp_path / "out", workers=1, memory=4 << 20)
+    assert read_target(tmp_path / "out", "d0.pt")["w"].tobytes() == wanted[0].tobytes()
+    assert counted.sizes == [64 * 32] * (8 * 256 // 64)
+    assert report.bytes_read == report.bytes_needed == report.source_bytes_checked
+
+
 @pytest.mark.parametrize("to", ["bf16", "f64"])
 def test_a_transposed_matrix_that_is_cast_is_read_once(tmp_path, to):
     model = np.arange(307 * 600, dtype="<f4").reshape(307, 600) % 251  # each has an equal in bf16

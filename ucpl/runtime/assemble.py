@@ -149,10 +149,11 @@ class Assembler:
         steps.sort(key=itemgetter(0))
         for (handler, _), group in groupby(steps, lambda step: _work(step[1])):
             numbers = [n for _, _, n in group]
-            if handler is Assembler._fill:
-                yield handler, np.flatnonzero(np.isin(filled, numbers)) + fills.start
-            else:
-                yield handler, np.flatnonzero(np.isin(rules, numbers)) + within.start
+            among, start = (filled, fills.start) if handler is Assembler._fill else (rules, within.start)
+            mine = (
+                among == numbers[0] if len(numbers) == 1 else np.isin(among, numbers)
+            )  # which takes ten times as long
+            yield handler, np.flatnonzero(mine) + start
 
     # ---- one operation each ----------------------------------------------------------------------------------------------
 

@@ -350,6 +350,8 @@ def _apart(groups: Sequence[Batch]) -> list[Batch]:
 #  the journal.
 
 RUN_WANTED = 4096  # bytes of a run of the source: longer ones were not faster, and their bands leave the cache
+RUN_LONG = 65536  # the same, as far as it makes bands of TILES_NEAR: fewer calls, and the cache still has the band
+TILES_NEAR = 4
 
 
 def bands_of(
@@ -360,7 +362,11 @@ def bands_of(
     A band has complete rows of the target if they fit. A unit that needs no bands has bands of one tile, or of less if
     it shares windows of the source with others (groups). places: of the source, and of the target.
     """
-    reach, row = _reach(rows, *places)
+    reach, row = _reach(rows, places, RUN_WANTED)
+    near, far = TILES_NEAR * tile, _reach(rows, places, RUN_LONG)
+    # A source of several rows has windows instead: a band of several tiles leaves no room for one.
+    longer = (reach < near) & (np.bincount(rows.source, minlength=1)[rows.source] == 1)
+    reach, row = np.where(longer, np.minimum(far[0], near), reach), np.where(longer, far[1], row)
     order = np.lexsort((reach, rows.target))  # the last of each target reaches farthest
     most, step = np.zeros(len(places[1]), np.int64), np.ones(len(places[1]), np.int64)
     most[rows.target[order]], step[rows.target[order]] = reach[order], row[order]
@@ -390,11 +396,12 @@ def cut_bands(tiles: Tiles, most: int, done: NDArray[np.bool_]) -> list[tuple[in
     return list(zip(first.tolist(), end.tolist(), strict=True))
 
 
-def _reach(rows: Rows, sources: Sequence[Place], targets: Sequence[Place]) -> tuple[I64, I64]:
+def _reach(rows: Rows, places: tuple[Sequence[Place], Sequence[Place]], wanted: int) -> tuple[I64, I64]:
     """Bytes of the target over which boxes have efficient runs.
 
-    A run has RUN_WANTED bytes in the file or, if a box has none, its largest run. Also returns the bytes of one row.
+    A run has the wanted bytes in the file or, if a box has none, its largest run. Also returns the bytes of one row.
     """
+    sources, targets = places
     size = np.array([p.itemsize for p in sources] or [1], np.int64)[rows.source]
     goal = np.array([p.itemsize for p in targets] or [1], np.int64)[rows.target]
     shape = rows.shape
@@ -404,8 +411,8 @@ def _reach(rows: Rows, sources: Sequence[Place], targets: Sequence[Place]) -> tu
     run, open_ = size.copy(), ~rows.run
     reach, row = np.zeros_like(size), np.ones_like(size)
     for d in range(shape.shape[1]):
-        open_ &= (step[:, d] == run) & (run < RUN_WANTED)
-        taken = np.minimum(shape[:, d], -(-RUN_WANTED // run))
+        open_ &= (step[:, d] == run) & (run < wanted)
+        taken = np.minimum(shape[:, d], -(-wanted // run))
         farther = open_ & (taken * along[:, d] * goal > reach)
         reach = np.where(farther, taken * along[:, d] * goal, reach)
         row = np.where(farther, along[:, d] * goal, row)

@@ -31,7 +31,7 @@ from ucpl.runtime.reading import Fragments
 
 __all__ = ["FORMAT", "DoneTile", "Journal", "Past", "joined", "read_journal"]
 
-FORMAT = 3  # covers the cut of tiles, too: records are useless for another cut
+FORMAT = 4  # covers the cut of tiles, too: records are useless for another cut
 TILE, FRAGMENT, PUBLISH = 1, 2, 3
 _RECORD = np.dtype(
     [

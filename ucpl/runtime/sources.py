@@ -13,7 +13,7 @@ from typing import NoReturn
 from ucpl.errors import Label, fail
 from ucpl.files.header_watch import Identity
 from ucpl.runtime.descriptors import Descriptors
-from ucpl.runtime.disk import disk
+from ucpl.runtime.disk import Disk, disk
 from ucpl.runtime.failpoints import failpoint
 from ucpl.storage.reading import call_bytes, hint, identity_of, look_again, rebuilt_bytes, want
 
@@ -145,7 +145,8 @@ class SourceFiles:
 
         Raises: UcplError E610, E611.
         """
-        fd, read = self.descriptor(index), disk().read
+        fd, there = self.descriptor(index), disk()
+        read = there.read if self.is_remote or type(there) is not Disk else os.preadv  # in as few steps as possible
         if self.is_remote:
             self._hint(index, fd, [(position + i * step, position + i * step + len(v)) for i, v in enumerate(views)])
         for view in views:
