@@ -30,8 +30,8 @@ from ucpl.runtime import Report
 
 PER_TENSOR = 2_700  # bytes of memory at most, of one tensor more in a plan without a spec
 PEAK = 8 << 20  # bytes of memory, of a plan of 2,300 tensors
-CALLS = 220  # at most, for one tensor more that folds
-APART = 400  # at most, for one tensor more of a size of its own
+CALLS = 140  # at most, for one tensor more that folds
+APART = 300  # at most, for one tensor more of a size of its own
 CONVERTED = {"plain()": 1_000}  # at most, for one tensor more that folds, in a conversion to this target
 OPENED = 215  # at most, to open a torch file with one tensor more
 NAMED = 750  # bytes at most that one more tensor adds to the file of such a plan: its names and places

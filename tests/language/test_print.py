@@ -164,3 +164,25 @@ def test_a_number_keeps_the_parentheses_that_it_needs_and_no_more():
                  "(a < b) == c", "[a, [b], []]", "max(a, size(tp)) % 2", "a * (b / c)"]:  # fmt: skip
         assert print_expr(parse_expr(text)) == text
     assert print_expr(parse_expr("((a)) + ((b * c))")) == "a + b * c"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_plain_tensors_have_the_columns_that_formatting_gives_them(seed):
+    """Among them: conditions, and lines that are too wide."""
+    chance = random.Random(seed)
+    sizes = [tuple(nodes.Dimension(None, 10 ** chance.randrange(9)) for _ in range(n)) for n in (0, 1, 2, 9)]
+    names = ["a", "layers.0.w", "b.c", "x,y", "dim", 'q"w', "l" * 39, "l" * 99]
+    items = []
+    for n in range(60):
+        dtype, kind = chance.choice([None, "bf16"]), chance.choice(["parameter", "buffer", "frozen"])
+        items.append(nodes.Tensor(f"{chance.choice(names)}{n}", chance.choice(sizes), dtype, kind))
+        if chance.random() < 0.1:
+            others = [
+                nodes.Alias(f"z{n}", "a"),
+                nodes.State((f"m{n}",), "f32"),
+                nodes.Tensor(f"c{n}", sizes[1], when=nodes.Name("tied")),
+                nodes.Gone("tensor", (f"y{n}",)),
+            ]
+            items.append(chance.choice(others[: 3 + seed % 2]))
+    text = print_file(nodes.File("", 2, (nodes.Model("m", tuple(items)),)))
+    assert format_text(text) == text

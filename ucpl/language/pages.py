@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 
-from attrs import Factory, field
+from attrs import Factory, evolve, field
 
 from ucpl.errors import Diagnostic, UcplError
 from ucpl.language import nodes
 from ucpl.language.parser import parse
-from ucpl.language.printer import StatementRow, row_of, statements_of
+from ucpl.language.printer import StatementRow, row_of, rows_of_plain, statements_of
 from ucpl.language.source import Source
 from ucpl.language.walk import walk
 from ucpl.language.words import INSTEAD
@@ -219,17 +220,57 @@ def print_file(file: nodes.File) -> str:
         above = ("",) if apart else ()
         if not isinstance(item, nodes.Model | nodes.Layout):
             return _Piece(row_of(item, file.version), above)
-        pieces: list[_Piece] = []
-        last = ""
-        for inner, row in statements_of(item.items, file.version):
-            chapter = _chapter(inner)
-            pieces.append(_Piece(row, () if last in ("", chapter) else ("",)))
-            last = chapter
-        return _Piece(row_of(item, file.version), above, body=("{", *_page(pieces, "  ")))
+        return _Piece(row_of(item, file.version), above, body=("{", *_body(item.items, file.version)))
 
     befores = (None, *file.statements)
     pieces = [piece(statement, before) for statement, before in zip(file.statements, befores, strict=False)]
     return "\n".join([f"ucpl {file.version}", *_page(pieces, "")]) + "\n"
+
+
+def _body(items: Sequence[nodes.ModelItem] | Sequence[nodes.LayoutItem], version: int) -> list[str]:
+    """The lines between the braces of a model or a layout."""
+    out: list[str] = []
+    pieces: list[_Piece] = []
+    last = ""
+    is_apart = not any(isinstance(item, nodes.Gone) for item in items)  # which shares columns with tensors
+    for kind, some in groupby(items, key=type) if is_apart else ((None, items),):
+        run = list(some)
+        plain = rows_of_plain(run, version) if kind is nodes.Tensor else None  # type: ignore[arg-type]
+        chapter = _chapter(run[0])
+        if plain is not None:
+            out += _page(pieces, "  ")
+            pieces = []
+            out += [""] if last not in ("", chapter) else []
+            out += _plain_run(plain, "  ")
+            last = chapter
+            continue
+        for inner, row in statements_of(run, version):  # type: ignore[arg-type]
+            chapter = _chapter(inner)
+            pieces.append(_Piece(row, () if last in ("", chapter) else ("",)))
+            last = chapter
+    return [*out, *_page(pieces, "  ")]
+
+
+def _plain_run(rows: Sequence[tuple[str, StatementRow]], indent: str) -> list[str]:
+    """The lines of one run of plain tensors, as `_run` writes them.
+
+    Work for a line is done once for all tensors with equal columns.
+    """
+    forms = {id(row): row for _, row in rows}
+    head = max((len(text) for text, _ in rows if len(text) <= _HEAD_MAX), default=0)
+    body = _column(list(forms.values()), lambda row: row.body if row.tail else "", _BODY_MAX)
+    ends: dict[int, tuple[str, int]] = {}  # of a line, and the width of the widest head before it
+    for form, row in forms.items():
+        line, *more = _lines(evolve(row, head=""), 0, body, "")
+        ends[form] = line, -1 if more else _WIDTH_MAX - len(indent) - len(line)
+    out: list[str] = []
+    for text, row in rows:
+        end, room = ends[id(row)]
+        if max(head, len(text)) <= room:
+            out.append(f"{indent}{text.ljust(head)}{end}")
+        else:
+            out += _lines(evolve(row, head=text), head, body, indent)
+    return out
 
 
 def _chapter(item: nodes.ModelItem | nodes.LayoutItem) -> str:

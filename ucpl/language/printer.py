@@ -9,7 +9,7 @@ Not here: records that the language cannot express (a number below zero, a stack
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Literal, assert_never
 
@@ -35,7 +35,17 @@ from ucpl.language.words import (
 )
 from ucpl.records import frozen
 
-__all__ = ["StatementRow", "opening", "print_axis", "print_expr", "print_item", "row_of", "statements_of", "worded"]
+__all__ = [
+    "StatementRow",
+    "opening",
+    "print_axis",
+    "print_expr",
+    "print_item",
+    "row_of",
+    "rows_of_plain",
+    "statements_of",
+    "worded",
+]
 
 _NO_WORDS: frozenset[str] = frozenset()
 
@@ -351,6 +361,24 @@ def _tensor(tensor: nodes.Tensor, version: int) -> StatementRow:
         tail.append(f"is {tensor.kind}")
     dims = " ".join([_dimension(dimension) for dimension in tensor.dims]) or "()"
     return StatementRow("tensor", _path(tensor.path, MODEL_WORDS), ":", dims, (*tail, *_when(tensor.when)))
+
+
+def rows_of_plain(tensors: Sequence[nodes.Tensor], version: int) -> list[tuple[str, StatementRow]] | None:
+    """The head of each tensor, and a row with the other columns.
+
+    A row is made once for all tensors of one form. None: a tensor has a condition or a scale, or shares its line.
+    """
+    rows: dict[object, StatementRow] = {}  # by identity: a model of files has one record for all dims of a shape
+    found: list[tuple[str, StatementRow]] = []
+    for tensor in tensors:
+        if tensor.when is not None or tensor.scaling is not None or tensor.joined:
+            return None
+        form = id(tensor.dims), tensor.dtype, tensor.kind
+        row = rows.get(form)
+        if row is None:
+            row = rows[form] = _tensor(tensor, version)
+        found.append((_path(tensor.path, MODEL_WORDS), row))
+    return found
 
 
 def _entry(entry: nodes.Entry, version: int) -> StatementRow:

@@ -22,11 +22,18 @@ __all__ = ["with_implied_indices", "with_indices"]
 
 
 def with_implied_indices(
-    items: Sequence[nodes.LayoutItem], model_items: Iterable[nodes.ModelItem]
+    items: Sequence[nodes.LayoutItem],
+    model_items: Iterable[nodes.ModelItem],
+    plain: Iterable[nodes.Tensor] = (),
 ) -> list[nodes.LayoutItem]:
-    """Statements of a layout, its entries with all of their indices."""
+    """Statements of a layout, its entries with all of their indices.
+
+    plain: tensors besides, whose dims have no names.
+    """
     model_items = list(model_items)
-    dims = {i.path: tuple(d.name for d in i.dims if d.name) for i in model_items if isinstance(i, nodes.Tensor)}
+    is_named = any(isinstance(i, nodes.Entry) and not (i.glob or i.path == "*") for i in items)
+    dims: dict[str, tuple[str, ...]] = {i.path: () for i in plain} if is_named else {}
+    dims |= {i.path: tuple(d.name for d in i.dims if d.name) for i in model_items if isinstance(i, nodes.Tensor)}
     for alias in (i for i in model_items if isinstance(i, nodes.Alias)):
         dims.setdefault(alias.path, dims.get(alias.owner, ()))
     rules = [i for i in (*model_items, *items) if isinstance(i, nodes.Index)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
 from operator import is_
 from typing import NoReturn
@@ -32,6 +32,7 @@ __all__ = [
     "aliases_of",
     "check_digits",
     "check_sizes",
+    "divided",
     "for_alias",
     "groups_of",
     "states_of",
@@ -63,6 +64,38 @@ Facts = tuple[
 Alike = dict[tuple[str, Facts], list[str]]  # by the name without its numbers
 
 
+def divided(model: nodes.Model) -> tuple[tuple[nodes.Tensor, ...], nodes.Model]:
+    """The plain tensors of a model, and the model without them.
+
+    A plain tensor has a name, sizes, a type and a kind. A model of files has tens of thousands: a search for other
+    statements is faster without them. If one tensor has more than that, none is plain.
+    """
+    others: list[nodes.ModelItem] = []
+    plain: list[nodes.Tensor] = []
+    seen: dict[int, bool] = {}  # by identity: a model of files has one record for all dims of a shape
+    for item in model.items:
+        if isinstance(item, nodes.Tensor):
+            dims = item.dims
+            if id(dims) not in seen:
+                seen[id(dims)] = all(dim.name is None and dim.range is None for dim in dims)
+            if item.when is not None or item.scaling is not None or not seen[id(dims)]:
+                return (), model
+            plain.append(item)
+        elif _is_of_wholes(item):
+            others.append(item)
+        else:
+            return (), model
+    return (tuple(plain), evolve(model, items=tuple(others))) if model.extends is None else ((), model)
+
+
+def _is_of_wholes(item: nodes.ModelItem) -> bool:
+    """True if a statement has names of tensors, and of no dims."""
+    match item:
+        case nodes.Alias(when=None) | nodes.Group() | nodes.DefaultDtype() | nodes.State(without=()):
+            return True
+    return False
+
+
 @define(eq=False, slots=False)
 class ModelTensors:
     """The tensors of a given model, for both sides of a plan.
@@ -75,18 +108,18 @@ class ModelTensors:
     alike: dict[object, Alike] = field(factory=dict)
 
     @classmethod
-    def of(cls, model: nodes.Model, items: Sequence[nodes.ModelItem], scope: Scope) -> ModelTensors:
-        """They are made once while the model lives."""
+    def of(cls, model: nodes.Model, items: Sequence[nodes.ModelItem], scope: Scope, *, keep: bool) -> ModelTensors:
+        """They are made once while the model lives.
+
+        keep: no layout changes one of them.
+        """
         known = _KEPT.get(id(model))
         if known is not None and len(known.items) == len(items) and all(map(is_, known.items, items)):
             return known
         made = cls(items, tensors_of(items, scope, families=True))
-        said = [i for i in items if isinstance(i, nodes.Tensor)]
-        if all(i.when is None and i.scaling is None for i in said):
-            dims = {id(i.dims): i.dims for i in said}  # a model of files has one record for all dims of a shape
-            if all(dim.name is None and dim.range is None for one in dims.values() for dim in one):
-                _KEPT[id(model)] = made
-                weakref.finalize(model, _KEPT.pop, id(model), None)
+        if keep:
+            _KEPT[id(model)] = made
+            weakref.finalize(model, _KEPT.pop, id(model), None)
         return made
 
 
@@ -425,7 +458,7 @@ def groups_of(items: Sequence[nodes.ModelItem], tensors: dict[str, LogicalTensor
                 fail("E136", f"`{m}` is in groups `{seen[m]}` and `{item.name}`", at(item.span))
             seen[m] = item.name
         found.append((item.name, members))
-    _check_groups(items, [name for name, _ in found])
+    _check_groups(items, [name for name, _ in found], tensors)
     return tuple(found)
 
 
@@ -459,7 +492,7 @@ def _check_plain(item: nodes.Group) -> None:
         )
 
 
-def _check_groups(items: Iterable[nodes.ModelItem], names: Sequence[str]) -> None:
+def _check_groups(items: Sequence[nodes.ModelItem], names: Sequence[str], tensors: Collection[str]) -> None:
     """Check that the groups of states are groups of the model.
 
     Raises E157.
@@ -467,7 +500,7 @@ def _check_groups(items: Iterable[nodes.ModelItem], names: Sequence[str]) -> Non
     for item in items:
         for name in (item.groups or ()) if isinstance(item, nodes.State) else ():
             if name not in names:
-                of_tensor = any(isinstance(i, nodes.Tensor) and i.path == name for i in items)
+                of_tensor = name in tensors or any(isinstance(i, nodes.Tensor) and i.path == name for i in items)
                 remedy = (_some_tensors(item, name) if of_tensor else "") or (
                     f"`{name}` is a tensor, and `for` has groups here: group {name}_only = {name}"
                     if of_tensor

@@ -95,22 +95,22 @@ def resolved(opened: OpenedLayout, sizes: Mapping[str, Value], *, fold: bool = F
 
     Afterwards the scope knows the sizes of digits, too.
     """
-    items, model_items, scope = opened.items, opened.model_items, opened.scope
+    items, besides, scope = opened.items, opened.besides, opened.scope
     _reject_unknown_sizes(sizes, opened)
     meshes = meshes_of(items, scope)
     scope.mesh_axes = tuple(dict.fromkeys(axis for mesh in meshes for axis in mesh.axes))
-    check_digits(model_items)
-    check_sizes(model_items, [*model_items, *items], scope)
-    indices = index_rules([*model_items, *items], scope)
-    known = ModelTensors.of(opened.model, model_items, scope) if fold and _can_fold(opened) else None
-    tensors = known.tensors if known is not None else tensors_of(model_items, scope)
-    aliases = aliases_of(model_items, tensors, scope)
+    check_digits(besides)
+    check_sizes(opened.model_items, [*besides, *items], scope)
+    indices = index_rules([*besides, *items], scope)
+    known = _known(opened) if fold and _can_fold(opened) else None
+    tensors = known.tensors if known is not None else tensors_of(opened.model_items, scope)
+    aliases = aliases_of(besides, tensors, scope)
     _check_asserts(opened)
-    model_groups = groups_of(model_items, tensors)
-    tensors = with_reduced_states(model_items, tensors, model_groups)
+    model_groups = groups_of(besides, tensors)
+    tensors = with_reduced_states(besides, tensors, model_groups)
     check_acting(items)
     if opened.layout.of != "any":
-        check_founded(opened.fresh, items, model_items)
+        check_founded(opened.fresh, items, besides)
     ground = ground_of(items, scope, indices)
     try:
         folding = None
@@ -127,8 +127,8 @@ def resolved(opened: OpenedLayout, sizes: Mapping[str, Value], *, fold: bool = F
     check_block_edges(entries, tensors, _sizes(scope), indices)
     framework, settings = framework_of(items, scope)
     state_lines = states_lines(items, ground, groups, entries, model_groups)
-    check_carried_states(state_lines, model_items, framework)
-    derived, states = derived_of(items, scope), states_of(model_items)
+    check_carried_states(state_lines, besides, framework)
+    derived, states = derived_of(items, scope), states_of(besides)
     layout = Layout(
         name=opened.layout.name,
         call=_call_text(opened),
@@ -169,6 +169,11 @@ def resolved(opened: OpenedLayout, sizes: Mapping[str, Value], *, fold: bool = F
     check_names(items, ground, layout)
     check_meshes(layout)
     return layout
+
+
+def _known(opened: OpenedLayout) -> ModelTensors:
+    keep = opened.besides is not opened.model_items
+    return ModelTensors.of(opened.model, opened.model_items, opened.scope, keep=keep)
 
 
 def _can_fold(opened: OpenedLayout) -> bool:
@@ -224,7 +229,7 @@ def _sizes(scope: Scope) -> dict[str, int]:
 def _reject_unknown_sizes(sizes: Mapping[str, Value], opened: OpenedLayout) -> None:
     """Report dims of tensors without a size: it must be given."""
     scope = opened.scope
-    open_dims = {d.name for i in opened.model_items if isinstance(i, nodes.Tensor) for d in i.dims if d.name}
+    open_dims = {d.name for i in opened.besides if isinstance(i, nodes.Tensor) for d in i.dims if d.name}
     unknown = next((n for n in sizes if n not in scope.bindings and n not in open_dims), None)
     if unknown is not None:
         own = [p.name for p in opened.layout.parameters]

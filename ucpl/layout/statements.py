@@ -22,7 +22,7 @@ from ucpl.layout.by_index import written_out
 from ucpl.layout.fills import with_filled_states
 from ucpl.layout.implied import with_implied_indices
 from ucpl.layout.library import KnownStatement, Library, Link
-from ucpl.layout.models import states_once
+from ucpl.layout.models import divided, states_once
 from ucpl.layout.scope import Config, Scope, Value, at, literal
 from ucpl.layout.templates import spelled_out
 from ucpl.records import define, frozen
@@ -58,6 +58,7 @@ class OpenedLayout:
     model_items: list[nodes.ModelItem]
     scope: Scope
     origins: list[Note]
+    besides: list[nodes.ModelItem]  # statements of the model without its plain tensors: see `divided`
     extended: frozenset[nodes.Span] = frozenset()  # of entries of layouts that this one extends
     fresh: tuple[nodes.LayoutItem, ...] = ()  # its own statements of left sides that no layout has that it extends
 
@@ -78,7 +79,7 @@ class OpenedLayout:
         """
         texts = [self.link.file, *([self.model_file] if self.model_file is not None else [])]
         parameters = (*self.layout.parameters, *self.model.parameters)
-        return [*parameters, *self.model_items, *self.items, *(s for f in texts for s in f.statements)]
+        return [*parameters, *self.besides, *self.items, *(s for f in texts for s in f.statements)]
 
 
 def open_layout(
@@ -117,9 +118,10 @@ def open_layout(
             at(outermost.span),
             remedy="name one with --model FILE:NAME, or give a checkpoint",
         )
-    model_items: list[nodes.ModelItem] = own_parameters(model, of_model, given.sizes)
+    plain, others = divided(model) if outermost.of == "any" else ((), model)
+    model_items: list[nodes.ModelItem] = own_parameters(others, of_model, given.sizes)
     model_items += statements_of(
-        library, KnownStatement(model, model_file or NO_FILE), lambda items: reader.uses(items, word="model")
+        library, KnownStatement(others, model_file or NO_FILE), lambda items: reader.uses(items, word="model")
     )
     model_items = states_once(model_items)
     scope.bind(model_items)
@@ -133,14 +135,14 @@ def open_layout(
         )
     if outermost.of == "any":
         model_items = with_filled_states(items, model_items, scope)
-    items = with_implied_indices(items, model_items)
+    items = with_implied_indices(items, model_items, plain)
     model_items, items = written_out(*without_absent(model_items, items, scope), scope)
     scope.bind(model_items)
     scope.bind(items)
     extended = frozenset(i.span for i in items if isinstance(i, nodes.Entry)) - reader.own_spans
-    return OpenedLayout(
-        library, chain[0], model, model_file, items, model_items, scope, reader.origins, extended, tuple(reader.fresh)
-    )
+    every = [*plain, *model_items] if plain else model_items
+    opened = (library, chain[0], model, model_file, items, every, scope, reader.origins, model_items)
+    return OpenedLayout(*opened, extended, tuple(reader.fresh))
 
 
 def _check_one_value(of_model: Iterable[nodes.Record], links: Sequence[Link[nodes.Layout]], scope: Scope) -> None:
