@@ -1,7 +1,5 @@
 """`python -m ucpl` is `ucpl`."""
 
-import sys
+from ucpl.cli import command
 
-from ucpl.cli import main
-
-sys.exit(main())
+command()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 else:
     Loader = object  # the import of that module would take a part of the time that is won
 
-__all__ = ["Empty", "Loader", "put_off_algorithms"]
+__all__ = ["EmptyLoader", "Loader", "put_off_algorithms"]
 
 _PACKAGE = "networkx"
 _METADATA = "importlib.metadata"
@@ -59,7 +59,7 @@ class _Finder:
         if not name:
             spec.loader = _Shortened(self, spec.loader)
             return spec
-        empty = ModuleSpec(fullname, Empty())
+        empty = ModuleSpec(fullname, EmptyLoader())
         empty.submodule_search_locations = spec.submodule_search_locations
         return empty
 
@@ -140,7 +140,7 @@ def _backends(*, group: str) -> Iterable[object]:
     return found
 
 
-class Empty(Loader):
+class EmptyLoader(Loader):
     """The loader of a module without names."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:

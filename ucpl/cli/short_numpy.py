@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-from ucpl.cli.short_networkx import Empty, Loader
+from ucpl.cli.short_networkx import EmptyLoader, Loader
 
 __all__ = ["leave_out_docstrings"]
 
@@ -34,7 +34,7 @@ class _Finder:
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname in _DOCSTRINGS:
-            return ModuleSpec(fullname, Empty())
+            return ModuleSpec(fullname, EmptyLoader())
         if fullname != _PACKAGE:
             return None
         spec = PathFinder.find_spec(fullname, path)
