@@ -28,6 +28,7 @@ Numbers = npt.NDArray[np.int64]
 Marks = npt.NDArray[np.bool_]
 
 _BLOCK = 1 << 16  # records that are looked at together: their columns stay in the cache
+_PART = 1 << 22  # bytes that are searched together
 _LEAST = 4  # records of a run
 _SAMPLE = 64
 _CLASSES_MAX = 16  # of the most frequent objects
@@ -35,6 +36,9 @@ _DIMS_MAX = 8  # of a shape; larger ones are left to the machine
 _REACH = 4096  # bytes: no record that is read here is longer
 _BORN = b")\x81\x94}\x94("  # after a class: an object without arguments, and its attributes
 _SIZED = int.from_bytes(b"\x85\x94R\x94", "little")
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+_FIRST = np.array([(1 << 8 * n) - 1 for n in range(9)], np.uint64)
+_BYTE, _WORD = np.uint64(0xFF), np.uint64(0xFFFFFFFF)
 
 _LENGTH = np.zeros(256, np.int64)  # of an instruction with a number
 _MASK = np.zeros(256, np.uint64)
@@ -189,43 +193,37 @@ class PickleRuns:
 
     def texts(self, runs: list[Run], names: tuple[str, ...]) -> TextColumns:
         """All texts of these runs. Raises: Irregular, UnicodeDecodeError."""
+        cuts = [slice(run.first, run.first + run.size) for run in runs]
         base_of = {id(run): base for run, base in zip(self.taken, self.bases, strict=True)}
-        data, found = self.data, dict[bytes, int]()
-        columns: dict[str, list[Numbers]] = {name: [] for name in names}
-        known: dict[str, list[Numbers]] = {name: [] for name in names}
-        begun: list[Numbers] = []  # the size of the memo before each record
+        size_before = np.concatenate([_size_before(run, base_of[id(run)]) for run in runs])
+        found = dict[bytes, int]()
+        known: dict[str, Numbers] = {}
+        columns: dict[str, Numbers] = {}
         owned, owners = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        for run in runs:
-            cut = slice(run.first, run.first + run.size)
-            puts = run.block.puts[cut].astype(np.int64)
-            base = base_of[id(run)] + np.cumsum(puts) - puts
-            begun.append(base)
-            for name in names:
-                text = run.block.texts[name]
-                own = np.flatnonzero(text.known[cut] < 0)
-                ids = np.full(run.size, -1, np.int64)
-                begins = text.begin[cut][own].astype(np.int64)
-                ends = begins + text.size[cut][own]
-                ids[own] = [
-                    found.setdefault(data[begin:end], len(found))
-                    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)
-                ]
-                columns[name].append(ids)
-                known[name].append(text.known[cut].astype(np.int64))
-                owned.append(base[own] + text.put[cut][own])
-                owners.append(ids[own])
+        for name in names:
+            of = [(run.block.texts[name], cut) for run, cut in zip(runs, cuts, strict=True)]
+            known[name] = np.concatenate([text.known[cut] for text, cut in of])
+            own = np.flatnonzero(known[name] < 0)
+            begins = np.concatenate([text.begin[cut] for text, cut in of])[own]
+            sizes = np.concatenate([text.size[cut] for text, cut in of])[own]
+            put = np.concatenate([text.put[cut] for text, cut in of])[own]
+            columns[name] = np.full(len(known[name]), -1, np.int64)
+            columns[name][own] = _numbered(self.data, begins.astype(np.int64), sizes.astype(np.int64), found)
+            owned.append(size_before[own] + put)
+            owners.append(columns[name][own])
         values = [str(raw, "utf-8", "surrogatepass") for raw in found]
         ids_of = {value: n for n, value in enumerate(values)}
         places, ids = np.concatenate(owned), np.concatenate(owners)
         order = np.argsort(places, kind="stable")
         places, ids = places[order], ids[order]
         out: dict[str, Numbers] = {}
-        size_before = np.concatenate(begun)
         for name in names:
-            mine, wanted = np.concatenate(columns[name]), np.concatenate(known[name])
+            mine, wanted = columns[name], known[name]
             if (wanted >= size_before).any():
                 raise Irregular
-            asked, back = np.unique(wanted[mine < 0], return_inverse=True)
+            lacking = np.flatnonzero(mine < 0)
+            heads = np.flatnonzero(np.diff(wanted[lacking], prepend=-1))
+            asked, back = np.unique(wanted[lacking][heads], return_inverse=True)
             at = np.minimum(np.searchsorted(places, asked), max(len(places) - 1, 0))
             got = np.empty(len(asked), np.int64)
             for n, (index, place) in enumerate(zip(asked.tolist(), at.tolist(), strict=True)):
@@ -239,7 +237,7 @@ class PickleRuns:
                     ids_of[value] = len(values)
                     values.append(value)
                 got[n] = ids_of[value]
-            mine[mine < 0] = got[back]
+            mine[lacking] = np.repeat(got[back], np.diff(heads, append=len(lacking)))
             out[name] = mine
         return TextColumns(values, out)
 
@@ -250,6 +248,47 @@ class TextColumns:
 
     values: list[str]
     columns: dict[str, Numbers]
+
+
+def _size_before(run: Run, base: int) -> Numbers:
+    """The size of the memo before each record."""
+    puts = run.block.puts[run.first : run.first + run.size].astype(np.int64)
+    return base + np.cumsum(puts) - puts
+
+
+def _numbered(data: bytes, begins: Numbers, sizes: Numbers, found: dict[bytes, int]) -> Numbers:
+    """The number of each text in `found`, which gets new ones.
+
+    Equal texts of a block are one look-up. Raises: Irregular if two texts have one hash.
+    """
+    out = np.empty(len(begins), np.int64)
+    for low in range(0, len(begins), _BLOCK):
+        begin, size = begins[low : low + _BLOCK], sizes[low : low + _BLOCK]
+        words = [*_words(data, begin, size)]
+        mark = size.astype(np.uint64)
+        for word in words:
+            mark = (mark ^ word) * _ODD
+            mark ^= mark >> 29
+        _, first, back = np.unique(mark, return_index=True, return_inverse=True)
+        if any((column[first[back]] != column).any() for column in (size, *words)):
+            raise Irregular
+        ends = zip(begin[first].tolist(), size[first].tolist(), strict=True)
+        # In the order of the file: numbers do not depend on hashes.
+        texts = {n: data[at : at + some] for n, (at, some) in enumerate(ends)}
+        numbers = np.empty(len(first), np.int64)
+        for n in np.argsort(first).tolist():
+            numbers[n] = found.setdefault(texts[n], len(found))
+        out[low : low + _BLOCK] = numbers[back]
+    return out
+
+
+def _words(data: bytes, begins: Numbers, sizes: Numbers) -> Iterator[npt.NDArray[np.uint64]]:
+    """Texts as numbers of eight bytes, with zeros behind their ends."""
+    b8 = np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))
+    for at in range(0, int(sizes.max(initial=0)), 8):
+        left = np.clip(sizes - at, 0, 8)
+        word = b8[np.minimum(begins + at, len(b8) - 1)]
+        yield word & _FIRST[left]
 
 
 def _fits(form: Form, names: Iterator[int], memo: dict[int, object]) -> bool:
@@ -277,33 +316,37 @@ class _Reader:
     """
 
     b1: npt.NDArray[np.uint8]
-    b4: npt.NDArray[np.uint32]  # at every byte
-    b8: npt.NDArray[np.uint64]
+    b8: npt.NDArray[np.uint64]  # at every byte
     pos: Numbers
     good: Marks
     puts: Numbers
     names: list[Numbers] = field(factory=list)
     block: _Block = field(factory=lambda: _Block(np.zeros(0, np.int8)))
 
-    def expect(self, op: int) -> None:
-        self.good &= self.b1[self.pos] == op
-        self.pos += 1
+    def expect(self, ops: bytes) -> None:
+        """At most eight instructions."""
+        self.good &= _begins(self.b8[self.pos], ops)
+        self.pos += len(ops)
 
     def got(self) -> Numbers:
         """BINGET or LONG_BINGET."""
-        op = self.b1[self.pos]
-        short = op == 0x68
-        self.good &= short | (op == 0x6A)
-        index = self.b4[self.pos + 1].astype(np.int64)
-        self.pos += np.where(short, 2, 5)
-        return np.where(short, index & 0xFF, index)
+        raw = self.b8[self.pos]
+        op, index = raw & _BYTE, (raw >> 8 & _WORD).astype(np.int64)
+        long = op == 0x6A
+        if long.all():  # nearly always: a memo of 256 values is soon full
+            self.pos += 5
+            return index
+        self.good &= long | (op == 0x68)
+        self.pos += np.where(long, 5, 2)
+        return np.where(long, index, index & 0xFF)
 
     def whole(self, none: bool = False) -> Numbers:
         """A number from 0 on, below 2^55; -1 for None."""
-        op, raw = self.b1[self.pos], self.b8[self.pos + 1]
-        length, value = _LENGTH[op], raw & _MASK[op]
+        raw = self.b8[self.pos]
+        op = (raw & _BYTE).astype(np.uint8)
+        length, value = _LENGTH[op], raw >> 8 & _MASK[op]
         if (long := op == 0x8A).any():
-            count = (raw & np.uint64(0xFF)).astype(np.int64)
+            count = (raw >> 8 & _BYTE).astype(np.int64)
             fits = long & (count >= 1) & (count <= 7)
             count = np.where(fits, count, 1)
             more = self.b8[self.pos + 2] & _LONG_MASK[count]
@@ -339,27 +382,32 @@ class _Reader:
                 self.pos = np.where(more, self.pos, here)
                 columns.append(np.where(more, value, 0))
             dims += more
-        op = self.b1[self.pos]
+        first = self.b8[self.pos]
+        op, raw = first & _BYTE, first >> np.uint64(8)
         self.good &= np.where(marked, (op == 0x74) & (dims > 3), (dims <= 3) & (op == _TUPLES[np.minimum(dims, 3)]))
-        self.pos += 1
-        put = (dims > 0).astype(np.int64)  # the empty tuple is not put into the memo
-        self.good &= (put == 0) | (self.b1[self.pos] == 0x94)
-        self.pos += put
-        self.good &= self.b4[self.pos] == _SIZED
-        self.pos += 4
+        put = dims > 0  # the empty tuple is not put into the memo
+        self.good &= ~put | (raw & _BYTE == 0x94)
+        self.good &= np.where(put, raw >> np.uint64(8), raw) & _WORD == _SIZED
+        self.pos += put + 5
         self.puts += put + 2
         return dims, np.stack(columns, axis=1) if columns else np.zeros((len(dims), 0), np.int64)
 
     def text(self) -> _Text:
         """A text of the memo, or SHORT_BINUNICODE and its place there."""
         own = self.b1[self.pos] == 0x8C
-        size = np.where(own, self.b1[self.pos + 1], 0).astype(np.int64)
-        here, good = self.pos.copy(), self.good.copy()
-        index = self.got()
-        self.good = np.where(own, good, self.good)
-        self.pos = np.where(own, here + 2 + size, self.pos)
-        self.good &= ~own | (self.b1[self.pos] == 0x94)
-        self.pos += own
+        here, size = self.pos, np.zeros(len(self.pos), np.int64)
+        if own.any():
+            size = np.where(own, self.b1[here + 1], 0).astype(np.int64)
+        if own.all():
+            index, self.pos = size, here + 2 + size
+        else:
+            self.pos, good = here.copy(), self.good.copy()
+            index = self.got()
+            self.good = np.where(own, good, self.good)
+            self.pos = np.where(own, here + 2 + size, self.pos)
+        if own.any():
+            self.good &= ~own | (self.b1[self.pos] == 0x94)
+            self.pos += own
         known, begin = np.where(own, -1, index).astype(np.int32), (here + 2).astype(np.int32)
         made = _Text(known, begin, size.astype(np.int16), self.puts.astype(np.int8))
         self.puts += own
@@ -367,8 +415,7 @@ class _Reader:
 
     def record(self, form: Form) -> None:
         self.names.append(self.got())
-        for op in _BORN:
-            self.expect(op)
+        self.expect(_BORN)
         self.puts += 2
         for name, kind in form.fields:
             self.names.append(self.got())
@@ -380,8 +427,7 @@ class _Reader:
                 self.whole(none=True)
             else:
                 self.block.wholes[name] = self.whole()
-        self.expect(0x75)
-        self.expect(0x62)
+        self.expect(b"ub")
         if form.value is not None:
             self.record(form.value)
 
@@ -395,46 +441,48 @@ def find_runs(data: bytes, forms: tuple[Form, ...]) -> PickleRuns:
     if len(data) < 2 * _REACH:
         return runs
     b1 = np.frombuffer(data, np.uint8)
-    b4 = np.ndarray((len(data) - 3,), "<u4", data, strides=(1,))
     b8 = np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))
-    starts, classes = _starts(data, b1, b4)
+    starts, classes = _starts(b1, b8)
     found, counts = np.unique(classes, return_counts=True)
     for index in found[np.argsort(-counts)][:_CLASSES_MAX].tolist():
         mine = starts[classes == index]
         for form in forms:
-            sample = _read(b1, b4, b8, mine[1 : 1 + _SAMPLE], form)
+            sample = _read(b1, b8, mine[1 : 1 + _SAMPLE], form)
             if sample.good.any():
                 for at in range(0, len(mine), _BLOCK):
-                    _cut(runs, _read(b1, b4, b8, mine[at : at + _BLOCK], form), mine[at : at + _BLOCK], form)
+                    _cut(runs, _read(b1, b8, mine[at : at + _BLOCK], form), mine[at : at + _BLOCK], form)
                 break
     return runs
 
 
-def _starts(data: bytes, b1: npt.NDArray[np.uint8], b4: npt.NDArray[np.uint32]) -> tuple[Numbers, Numbers]:
+def _begins(raw: npt.NDArray[np.uint64], ops: bytes) -> Marks:
+    """Test eight bytes each for these at their begin."""
+    made: Marks = raw << np.uint64(64 - 8 * len(ops)) == np.uint64(int.from_bytes(ops, "little") << 64 - 8 * len(ops))
+    return made
+
+
+def _starts(b1: npt.NDArray[np.uint8], b8: npt.NDArray[np.uint64]) -> tuple[Numbers, Numbers]:
     """Possible begins of objects without arguments.
 
     With the place of the class of each in the memo.
     """
-    found = [np.zeros(0, np.int64)]
-    step = 1 << 24
-    first = int.from_bytes(_BORN[:4], "little")
-    for begin in range(8, len(b1) - _REACH, step):
-        end = min(begin + step, len(b1) - _REACH)
+    begins, classes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for begin in range(8, len(b1) - _REACH, _PART):
+        end = min(begin + _PART, len(b1) - _REACH)
         at = np.flatnonzero(b1[begin:end] == _BORN[1]) + (begin - 1)
-        found.append(at[b4[at] == first])
-    at = np.concatenate(found)
-    at = at[(b1[at + 4] == _BORN[4]) & (b1[at + 5] == _BORN[5])]
-    short, long = b1[at - 2] == 0x68, b1[at - 5] == 0x6A
-    at, short = at[short | long], short[short | long]
-    classes = np.where(short, b1[at - 1], b4[at - 4]).astype(np.int64)
-    return at - np.where(short, 2, 5), classes
+        at = at[_begins(b8[at], _BORN)]
+        before = b8[at - 5]  # its last five bytes are those before the object
+        short, long = before >> 24 & _BYTE == 0x68, before & _BYTE == 0x6A
+        named = np.where(short, before >> 32 & _BYTE, before >> 8 & _WORD).astype(np.int64)
+        fits = short | long
+        begins.append((at - np.where(short, 2, 5))[fits])
+        classes.append(named[fits])
+    return np.concatenate(begins), np.concatenate(classes)
 
 
-def _read(
-    b1: npt.NDArray[np.uint8], b4: npt.NDArray[np.uint32], b8: npt.NDArray[np.uint64], starts: Numbers, form: Form
-) -> _Reader:
+def _read(b1: npt.NDArray[np.uint8], b8: npt.NDArray[np.uint64], starts: Numbers, form: Form) -> _Reader:
     n = len(starts)
-    reader = _Reader(b1, b4, b8, starts.copy(), np.ones(n, np.bool_), np.zeros(n, np.int64))
+    reader = _Reader(b1, b8, starts.copy(), np.ones(n, np.bool_), np.zeros(n, np.int64))
     reader.record(form)
     reader.block.puts = reader.puts.astype(np.int8)
     return reader

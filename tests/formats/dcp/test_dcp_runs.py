@@ -20,8 +20,11 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from tests.counted import calls
 from ucpl.errors import UcplError
-from ucpl.files.pickle_runs import PickleRuns, Run, find_runs
+from ucpl.files import pickle_runs
+from ucpl.files.pickle_runs import Irregular, PickleRuns, Run, find_runs
+from ucpl.files.pickles import load_pickle
 from ucpl.formats.dcp import metadata
 from ucpl.formats.dcp.places import ChunkColumns
 
@@ -163,3 +166,34 @@ def test_what_a_run_refers_to(root: Path, what: str, monkeypatch: pytest.MonkeyP
     said = read(root, wrong, monkeypatch, True)
     assert isinstance(said, str)
     assert read(root, wrong, monkeypatch, False) == said
+
+
+CALLS = 1.5  # at most, for one chunk more: those of its rank's file, and of names that are new in a block
+
+
+def test_one_more_chunk_takes_few_calls(tmp_path: Path) -> None:
+    """No call for a name, which torch writes out for each rank."""
+    shapes: dict[str, tuple[int, ...]] = {
+        f"layers.{n}.mlp.experts.down_proj.weight": (192, 100 + n) for n in range(100)
+    }
+    counts = []
+    for ranks in (96, 192):
+        (root := tmp_path / str(ranks)).mkdir()
+        (root / ".metadata").write_bytes(described(ranks, True, shapes))
+        for rank in range(ranks):
+            (root / f"__{rank}_0.distcp").touch()
+        metadata.read_metadata(root)  # imports
+        counts.append(calls(lambda root=root: metadata.read_metadata(root)))  # type: ignore[misc]
+    assert counts[1] - counts[0] <= CALLS * 96 * len(shapes), counts
+
+
+def test_two_names_of_one_hash(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
+    """Names are compared, too: equal hashes alone are no proof."""
+    raw = described(48, True)
+    right = read(root, raw, monkeypatch, True)
+    monkeypatch.setattr(pickle_runs, "_ODD", pickle_runs._ODD * 0)
+    with pytest.raises(Irregular):
+        runs = find_runs(raw, (metadata._CHUNK, metadata._PLACE))
+        load_pickle(raw, runs=runs)
+        runs.texts([run for run in runs.taken if run.form is metadata._PLACE], ("fqn", "relative_path"))
+    assert read(root, raw, monkeypatch, False) == right

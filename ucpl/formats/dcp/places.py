@@ -146,7 +146,7 @@ class Places(Mapping[str, dict[Shape | None, ByteRange]]):
             at += run.size
         for n, (_, offset, _) in enumerate(others, len(offsets) - extra):
             offsets[n, : len(offset or ())] = offset or ()
-        order = np.argsort(name, kind="stable")
+        order = np.argsort(name.astype(np.min_scalar_type(len(ids))), kind="stable")  # by digits, if there are few
         name = name[order]
         heads = np.flatnonzero(np.diff(name, prepend=-1))
         ends = np.append(heads[1:], len(name)).tolist()
