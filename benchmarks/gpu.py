@@ -2,14 +2,16 @@
 
 The checks compare with torch's own slicing, the timings with DCP.
 
-    python -m pip install --target /tmp/site lark && PYTHONPATH=/tmp/site:. python3 -m benchmarks.gpu [--json FILE]
+    python -m pip install --target /tmp/site --no-deps attrs lark networkx platformdirs safetensors xxhash
+    PYTHONPATH=/tmp/site:. python3 -m benchmarks.gpu [--json FILE]
 
-One GPU, torch and lark are enough (2 ranks share the GPU by gloo). The script ends within `--limit` seconds, prints each table
+One GPU, torch with NumPy, and these are enough (2 ranks share the GPU by gloo).
+The script ends within `--limit` seconds, prints each table
 as soon as it is known and a line for each check that fails, and exits with 1 if one fails or has no time. Each table has a time
 of its own too, and lists the measurements that did not fit. Without a GPU the script says so and exits with 0. `--cpu`
 runs the same with tensors of the CPU and small sizes. The figures of the documentation come from
 
-    python3 -m benchmarks.gpu --gib 4 --limit 190 --tables loads,training,phases,vault,saves
+    python3 -m benchmarks.gpu --gib 4 --limit 190 --tables loads,training,phases,reshard,vault,saves
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ SHAPE = (4, 6, 2, 3)
 RANKS = 2
 LIMIT = 150  # seconds in all
 # Of these, seconds for each table at most: where `--limit` is another, as many times more.
-SECONDS = {"loads": 45, "training": 40, "phases": 40, "vault": 60, "saves": 65, "process": 60, "ranks": 60}
+SECONDS = {
+    "loads": 45, "training": 40, "phases": 40, "reshard": 30, "vault": 60, "saves": 65, "process": 60, "ranks": 60,
+}  # fmt: skip
 DTYPES = {
     "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "f8_e4m3fn": torch.float8_e4m3fn,
     "f8_e5m2": torch.float8_e5m2, "i8": torch.int8, "i64": torch.int64, "bool": torch.bool, "c64": torch.complex64,
@@ -77,6 +81,30 @@ layout columns(p) of m {{
   mesh p
   file weights = torch "{{p}}.pt"
   w = n k@p a b as "w"
+}}
+"""
+LARGE = """ucpl 1
+model m {{
+  dim n = {side}, k = {side}
+  w : n k dtype f32
+}}
+layout rows(p) of m {{
+  framework torch()
+  mesh p
+  file weights = torch "{{p}}.pt"
+  w = n@p k as "w"
+}}
+layout columns(p) of m {{
+  framework torch()
+  mesh p
+  file weights = torch "{{p}}.pt"
+  w = n k@p as "w"
+}}
+layout turned(p) of m {{
+  framework torch()
+  mesh p
+  file weights = torch "{{p}}.pt"
+  w = k n@p as "w"
 }}
 """
 Check = tuple[str, Callable[[], None]]
@@ -648,6 +676,50 @@ def loads(found: Measured, device: torch.device, folder: Path, size: int) -> Ite
     shutil.rmtree(folder / "weights", ignore_errors=True)
 
 
+def reshards(found: Measured, device: torch.device, folder: Path, size: int) -> Iterator[tuple[str, ...]]:
+    """Ways to bring a tensor into another layout, by one rank."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    side, spec = int((size / 4) ** 0.5) // 64 * 64, folder / "large.ucpl"
+    spec.write_text(LARGE.format(side=side))
+    given = torch.randn(side, side, device=device)
+    out = torch.empty_like(given)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+
+    def resharded(there: str) -> None:
+        ucpl.reshard({"w": given}, f"{spec}:rows(p=1)", f"{spec}:{there}(p=1)", out={"w": out})
+
+    def checked(way: str, act: Callable[[], object], wanted: torch.Tensor) -> tuple[float]:
+        out.zero_()
+        taken = timed(act, device)
+        assert same(out, wanted), f"{way}: other numbers"
+        return (taken,)
+
+    def measure() -> None:
+        store = f"file://{folder}/store-{time.monotonic_ns()}"
+        dist.init_process_group(backend, init_method=store, rank=0, world_size=1)
+        try:
+            cut = DTensor.from_local(given, DeviceMesh(device.type, [0]), [Shard(0)], run_check=False)
+            ways: dict[str, tuple[Callable[[], object], torch.Tensor]] = {
+                "copy_ alone": (lambda: out.copy_(given), given),
+                f"reshard by {backend}, by row to by column": (lambda: resharded("columns"), given),
+                "DTensor.redistribute, the same, and copy_": (
+                    lambda: out.copy_(cut.redistribute(placements=[Shard(1)]).to_local()), given),
+                "copy_ of the transposed tensor alone": (lambda: out.copy_(given.t()), given.t()),
+                f"reshard by {backend}, transposed": (lambda: resharded("turned"), given.t()),
+            }  # fmt: skip
+            for _ in range(5):
+                for way, (act, wanted) in ways.items():
+                    found.repeat(way, partial(checked, way, act, wanted))
+        finally:
+            dist.destroy_process_group()
+
+    yield from until_late(measure, found)
+    for way, (seconds,) in found.columns():
+        yield way, shown(seconds), f"{given.nbytes / statistics.median(seconds) / 1e9:.2f} GB/s"
+
+
 class Block(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -744,7 +816,7 @@ def training(found: Measured, device: torch.device, folder: Path, size: int) -> 
 
 PHASES: list[tuple[type, str, str]] = [
     (Writer, "_settle", "wait until the save before counts"),
-    (Writer, "_told", "list what is saved"),
+    (Writer, "_collect", "list what is saved"),
     (Writer, "_save", "all that follows"),
     (Arenas, "copy", "- copy, in all"),
     (Arenas, "_room", "- - have memory, and map it"),
@@ -908,6 +980,7 @@ TABLES: dict[str, tuple[str, tuple[str, ...], Callable[..., Iterator[tuple[str, 
     "loads": ("Loading", ("way", "seconds", "rate"), loads, 1),
     "training": ("Training", ("way", "a step while it is saved", "slow-down", "a save stops it for"), training, 2),
     "saves": ("Saving", ("way", "the job waits", "until it is there"), saves, 1),
+    "reshard": ("Another layout", ("way", "seconds", "rate"), reshards, 1),
     "phases": ("Phases of saves in a vault", ("phase", "each save", ""), phases, 1),
 }
 
@@ -948,7 +1021,12 @@ def main() -> int:
                 continue
             title, head, rows, divisor = TABLES[name]
             begin, heads = time.monotonic(), f"{title}, {size / divisor / 2**30:.2f} GiB on {card}"
-            results["tables"][name] = table(heads, head, rows(Measured(seconds), device, folder, size // divisor))
+            try:
+                results["tables"][name] = table(heads, head, rows(Measured(seconds), device, folder, size // divisor))
+            except Exception as error:  # the other tables still count
+                traceback.print_exc()
+                results["failed"].append((name, f"{type(error).__name__}: {str(error)[:300]}"))
+                print(f"FAILED {name}: {type(error).__name__}", flush=True)
             print(f"\n{time.monotonic() - begin:.0f} s", flush=True)
             if device.type == "cuda":
                 torch.cuda.empty_cache()

@@ -150,9 +150,7 @@ class Assembler:
         for (handler, _), group in groupby(steps, lambda step: _work(step[1])):
             numbers = [n for _, _, n in group]
             among, start = (filled, fills.start) if handler is Assembler._fill else (rules, within.start)
-            mine = (
-                among == numbers[0] if len(numbers) == 1 else np.isin(among, numbers)
-            )  # which takes ten times as long
+            mine = among == numbers[0] if len(numbers) == 1 else np.isin(among, numbers)  # ten times as long
             yield handler, np.flatnonzero(mine) + start
 
     # ---- one operation each ----------------------------------------------------------------------------------------------
