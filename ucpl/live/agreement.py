@@ -100,17 +100,26 @@ class JobRanks:
                 self._failed(rank, *one)
 
     @contextmanager
-    def agreeing(self) -> Iterator[None]:
+    def agreeing(self, *, in_words: bool = False) -> Iterator[None]:
         """A step that each rank does alone.
 
-        Raises: its own error; UcplError of `code` if another rank has one.
+        Raises: its own error; UcplError of `code` if another rank has one, and of several ranks `in_words` also for an
+        own error that has no code.
         """
         error: Exception | None = None
         try:
             yield
         except Exception as caught:
             error = caught
-        self.agree(error)
+        try:
+            self.agree(error)
+        except Exception as raised:
+            if not in_words or raised is not error or self.size == 1 or isinstance(raised, UcplError):
+                raise
+            try:
+                self._failed(self.rank, _code_of(raised), text_of(raised)[:SAID_MAX])
+            except UcplError as told:
+                raise told from raised
 
     def demand_same(self, marks: Mapping[str, object], call: str) -> None:
         """Raises: UcplError E622 if ranks were given different things."""

@@ -10,7 +10,7 @@ import io
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from attrs import field
 from numpy.typing import NDArray
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import (
     Metadata,
     TensorStorageMetadata,
@@ -32,7 +33,6 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader as Base
 from torch.futures import Future
 
@@ -43,11 +43,22 @@ from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import DTYPES
 from ucpl.files.groups import agreed
 from ucpl.live.agreement import JobRanks
-from ucpl.live.tensors import is_direct, is_inference, memory_of, overflows, plain, survives, tensor_of, unwritable
+from ucpl.live.tensors import (
+    is_direct,
+    is_inference,
+    memory_of,
+    overflows,
+    parts_of,
+    plain,
+    survives,
+    tensor_of,
+    unwritable,
+)
 from ucpl.ranks.box_index import GROUPS, MODEL, STATES, CheckpointIndex, index_checkpoint, with_tensors
 from ucpl.ranks.engines import KnownStates, TrainingEngine, as_kept, fill, is_engine
 from ucpl.ranks.exchange import dtype_of
 from ucpl.ranks.load_checks import BY_TORCH_FILE, LoadRequest, check_fit, check_tied, is_empty, tied
+from ucpl.ranks.optimizer_states import make_states
 from ucpl.ranks.scattered_files import Ends, check_copies, copies_differ, ends_of
 from ucpl.records import define, frozen
 from ucpl.runtime.reading import Reader, packed
@@ -410,27 +421,70 @@ def load_into(
     index = reader._index.metadata
     there = check_fit(LoadRequest(asked, src=src), index, strict, ranks)
     own: _Optimizer | None = None
-    with ranks.agreeing():
-        if optimizer is not None:
-            _demand_own(model, cast("torch.optim.Optimizer", optimizer), src)
-            own = _Optimizer.of(model, cast("torch.optim.Optimizer", optimizer), names, empty, src)
-    states = check_fit(own.asked(src), index, strict, ranks) if own is not None else {}
-    for some in (there, states):
-        with ranks.together():
-            load(some, storage_reader=reader, process_group=group, no_dist=not dist.is_initialized())
-    with ranks.agreeing():
-        for name, owner in twice.items():
-            if name in there and owner in there:
-                pair = cast("torch.Tensor", there[name]), cast("torch.Tensor", there[owner])
-                check_tied(name.removeprefix("model."), owner.removeprefix("model."), pair, src)
-        filled = {name: there.get(f"model.{names[name]}", value) for name, value in weights.items()}
-        # Weights that were made in inference mode are written in it alone.
-        is_inferred = any(isinstance(one, torch.Tensor) and is_inference(one) for one in weights.values())
-        with torch.inference_mode() if is_inferred else nullcontext():
-            set_model_state_dict(model, filled)  # type: ignore[arg-type]
-        if own is not None:
-            own.put(states, reader)
+    with _as_before(optimizer):
+        with ranks.agreeing():
+            if optimizer is not None:
+                _demand_own(model, cast("torch.optim.Optimizer", optimizer), src)
+                own = _Optimizer.of(model, cast("torch.optim.Optimizer", optimizer), names, empty, reader, src)
+        states = check_fit(own.asked(src), index, strict, ranks) if own is not None else {}
+        with ranks.agreeing(in_words=True):
+            found = _filled({**there, **states}, reader)
+        with ranks.agreeing():
+            for name, owner in twice.items():
+                if name in there and owner in there:
+                    pair = cast("torch.Tensor", found[name]), cast("torch.Tensor", found[owner])
+                    check_tied(name.removeprefix("model."), owner.removeprefix("model."), pair, src)
+            _put_weights(model, {name: found.get(f"model.{names[name]}", value) for name, value in weights.items()})
+            if own is not None:
+                own.put(found, reader)
     return reader
+
+
+def _filled(asked: Mapping[str, object], reader: StorageReader) -> dict[str, object]:
+    """Fill this rank's part in one pass over the files.
+
+    By DCP's planner, which needs no other rank here.
+    """
+    found = dict(asked)
+    planner = DefaultLoadPlanner()
+    planner.set_up_planner(found, reader.read_metadata())
+    plan = planner.create_local_plan()
+    _demand_complete(plan, found, reader)
+    reader.read_data(plan, planner)
+    return found
+
+
+def _demand_complete(plan: LoadPlan, asked: Mapping[str, object], reader: StorageReader) -> None:
+    """Check that boxes have all elements of this rank.
+
+    Raises: UcplError E646.
+    """
+    read: dict[str, int] = {}
+    for item in plan.items:
+        read[item.dest_index.fqn] = read.get(item.dest_index.fqn, 0) + prod(item.lengths)
+    for name, value in asked.items():
+        if isinstance(value, torch.Tensor) and read.get(name, 0) < (mine := sum(p.numel() for p in parts_of(value))):
+            what = f"the checkpoint has {read.get(name, 0)} of the {mine} elements of {name} that this rank holds"
+            fail("E646", what, Label(str(reader._checkpoint.root), where=name))
+
+
+@contextmanager
+def _as_before(optimizer: object | None) -> Iterator[None]:
+    """After an error, an optimizer that had no states has none."""
+    is_new = isinstance(optimizer, torch.optim.Optimizer) and not optimizer.state
+    try:
+        yield
+    except BaseException:
+        if is_new:
+            cast("torch.optim.Optimizer", optimizer).state.clear()
+        raise
+
+
+def _put_weights(model: torch.nn.Module, weights: dict[str, object]) -> None:
+    """Weights that were made in inference mode are written in it alone."""
+    is_inferred = any(isinstance(one, torch.Tensor) and is_inference(one) for one in weights.values())
+    with torch.inference_mode() if is_inferred else nullcontext():
+        set_model_state_dict(model, weights)  # type: ignore[arg-type]
 
 
 def _demand_own(model: torch.nn.Module, optimizer: torch.optim.Optimizer, src: str) -> None:
@@ -503,8 +557,15 @@ class _Optimizer:
         optimizer: torch.optim.Optimizer,
         names: Mapping[str, str],
         empty: frozenset[str],
+        reader: StorageReader,
         src: str,
     ) -> _Optimizer:
+        own: dict[torch.Tensor, str] = {p: names[name] for name, p in model.named_parameters() if name in names}
+
+        def is_stored(param: torch.Tensor, state: str) -> bool:
+            return f"optim.state.{own.get(param)}.{state}" in reader._index.metadata or is_empty(param)
+
+        make_states(model, optimizer, is_stored)
         state_dict = _state_dict_of(model, optimizer, src)
         states = cast("dict[str, dict[str, object]]", state_dict["state"])
         flat = {f"optim.state.{names[p]}.{s}": v for p, each in states.items() for s, v in each.items()}
