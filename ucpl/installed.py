@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from functools import cache
 
 __all__ = ["entry_points"]
 
@@ -17,13 +18,24 @@ _INFO = (".dist-info", ".egg-info")
 
 def entry_points(group: str) -> Iterator[tuple[str, str]]:
     """(name, value) of a group's entry points, in the order of `sys.path`."""
+    for text, is_own in _texts(__file__, tuple(sys.path)):
+        if is_own:
+            yield from _section(text, f'project.entry-points."{group}"')
+        elif f"[{group}]" in text:
+            yield from _section(text, group)
+
+
+@cache
+def _texts(file: str, paths: tuple[str, ...]) -> tuple[tuple[str, bool], ...]:
+    """Texts with entry points of all groups. True: this checkout's pyproject.toml."""
     seen: set[str] = set()
-    own = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "pyproject.toml")
+    found = []
+    own = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(file))), "pyproject.toml")
     text = _text(own)
     if text is not None and '\nname = "ucpl"\n' in text:  # a checkout, installed or not
         seen.add("ucpl")
-        yield from _section(text, f'project.entry-points."{group}"')
-    for folder in dict.fromkeys(sys.path):
+        found.append((text, True))
+    for folder in dict.fromkeys(paths):
         try:
             names = sorted(name for name in os.listdir(folder or ".") if name.endswith(_INFO))
         except OSError:
@@ -34,8 +46,9 @@ def entry_points(group: str) -> Iterator[tuple[str, str]]:
                 continue
             seen.add(package)
             text = _text(os.path.join(folder, name, "entry_points.txt"))
-            if text is not None and f"[{group}]" in text:
-                yield from _section(text, group)
+            if text is not None:
+                found.append((text, False))
+    return tuple(found)
 
 
 def _text(path: str) -> str | None:

@@ -374,7 +374,11 @@ def base() -> int:
 
 @pytest.mark.parametrize(
     ("verb", "new", "again"),
-    [("convert", 3.97, 2.46), ("plan", 3.46, 2.31), ("check", 3.78, 2.1)],  # check tries each layout at several degrees
+    [
+        ("convert", 3.68, 2.19),
+        ("plan", 3.17, 2.04),
+        ("check", 3.67, 2.01),
+    ],  # check tries each layout at several degrees
 )
 def test_verbs_start_with_little_more_than_the_base(
     verb: str, new: float, again: float, spec: Path, tmp_path: Path, tables_alone: None
@@ -391,7 +395,7 @@ def test_verbs_start_with_little_more_than_the_base(
 
 
 def test_what_reads_no_text_starts_with_less_than_the_base() -> None:
-    assert calls_of(STARTED, "inspect", str(SOURCE)) <= 0.89 * base()
+    assert calls_of(STARTED, "inspect", str(SOURCE)) <= 0.79 * base()
 
 
 # Modules that no successful verb imports, and modules that only other verbs import.
@@ -409,6 +413,9 @@ NEVER = frozenset(
         "scipy",
         "numpy.ma",
         "networkx.algorithms",
+        "importlib.metadata",
+        "email",
+        "secrets",
     }
     | {
         "lark",
@@ -420,11 +427,10 @@ NEVER = frozenset(
         "ucpl.language.slips",
     }
     | {"ucpl.verification.evidence", "ucpl.verification.compare"}
+    | {"ucpl.conversion.loader_names", "ucpl.formats.folders.fates"}
 )
 NOTHING_RUNS = frozenset({"ucpl.runtime", "xxhash", "concurrent.futures"})
-NOTHING_IS_PLANNED = frozenset(
-    {"networkx", "importlib.metadata", "email", "ucpl.graph", "ucpl.planning", "ucpl.verification.proof.coverage"}
-)
+NOTHING_IS_PLANNED = frozenset({"networkx", "ucpl.graph", "ucpl.planning", "ucpl.verification.proof.coverage"})
 NO_TEXT = frozenset({"ucpl.language", "ucpl.layout", "ucpl.placement", "ucpl.inference"})
 UNASKED = frozenset({"ucpl.inference", "ucpl.files", "ucpl.tables.operations", "ucpl.conversion.planning"})
 NO_FILES = frozenset({"ucpl.formats.opening", "ucpl.formats.deepspeed.store", "ucpl.files.zips"})

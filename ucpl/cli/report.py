@@ -114,7 +114,7 @@ def container_lines(source: Checkpoint | None, plan: Plan, width: int = 14) -> l
     """The folder around the shards, and each file's policy."""
     if source is None or source.container is None:
         return []
-    from ucpl.formats.folders import sorted_into
+    from ucpl.formats.folders.fates import sorted_into
 
     kept = source.container.without({name for name, fate in plan.carry.items() if fate == "drop"})
     said = sorted_into(kept, plan.target, source).said
@@ -128,7 +128,7 @@ def container_object(source: Checkpoint | None, plan: Plan) -> dict[str, object]
     """
     if source is None or source.container is None:
         return {}
-    from ucpl.formats.folders import sorted_into
+    from ucpl.formats.folders.fates import sorted_into
 
     kept = source.container.without({name for name, fate in plan.carry.items() if fate == "drop"})
     made = sorted_into(kept, plan.target, source)

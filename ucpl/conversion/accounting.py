@@ -19,7 +19,6 @@ from ucpl.files.carrying import unlike_callers
 from ucpl.files.groups import has_groups_alone
 from ucpl.files.scalars import is_counted
 from ucpl.files.skipping import ALL, SKIP
-from ucpl.formats.folders import sorted_into
 from ucpl.formats.info_keys import INFO, is_in, unknown_info
 from ucpl.formats.leaving import (
     DESCRIBING,
@@ -314,6 +313,8 @@ def _files(plan: Recipe, source: Checkpoint, not_read: tuple[NotRead, ...]) -> I
         why = left or some.get(name.rpartition("/")[2], "")
         yield from item("dropped" if why else "moved", name, why)
     if source.container is not None:
+        from ucpl.formats.folders.fates import sorted_into  # most sources have no such folder
+
         dropped = {name for name, fate in plan.carry.items() if fate == "drop"}
         made = sorted_into(source.container.without(dropped), plan.target, source)
         for name in (file.name for file in source.container.files):

@@ -18,7 +18,7 @@ from ucpl.conversion.requests import Called
 from ucpl.errors import Label, fail
 from ucpl.formats.peft_names import KINDS, MAGNITUDE
 from ucpl.records import frozen
-from ucpl.registry import format_named, format_of_layout
+from ucpl.registry import format_named
 
 if TYPE_CHECKING:
     from ucpl.conversion.requests import Given
@@ -54,12 +54,7 @@ def for_loader(one: Called, source: Side, given: Given) -> tuple[Called, tuple[N
     """
     from ucpl.language import nodes
 
-    if (
-        not format_of_layout(one.call.name).has_model_files
-        or not one.is_of_any
-        or given.model is None
-        or source.checkpoint is None
-    ):
+    if not one.is_of_any or given.model is None or source.checkpoint is None:
         return one, ()
     names = [item.path for item in given.model.items if isinstance(item, nodes.Tensor)]
     lead = _lead(names, source, given)

@@ -14,7 +14,6 @@ from attrs import evolve
 
 from ucpl.conversion.changes import Changes
 from ucpl.conversion.dropping import changed_source, demand_layers
-from ucpl.conversion.loader_names import for_loader
 from ucpl.conversion.opening import infer, own_layout
 from ucpl.conversion.ordering import is_read, without_order
 from ucpl.conversion.requests import Called, Folding, Given, Inherited
@@ -32,7 +31,7 @@ from ucpl.conversion.training import (
 from ucpl.errors import Label, UcplError, fail
 from ucpl.files.masters import FP32
 from ucpl.files.masters import SETTING as MASTER_STATE
-from ucpl.registry import format_named
+from ucpl.registry import format_named, format_of_layout
 
 if TYPE_CHECKING:
     from ucpl.files.checkpoint import Checkpoint
@@ -265,8 +264,12 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
         },
     )
     given = with_called_dtype(one, source, given)
-    one, notes = for_loader(one, source, given)
-    notes = (*notes, *_notes_of(source.found))
+    notes = _notes_of(source.found)
+    if format_of_layout(one.call.name).has_model_files:  # else no loader of a model reads it
+        from ucpl.conversion.loader_names import for_loader
+
+        one, names = for_loader(one, source, given)
+        notes = (*names, *notes)
     own = given.model if one.is_of_any else one.model(given)
     if own is not None and given.fill:
         from ucpl.conversion.filling import with_fills

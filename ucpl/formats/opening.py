@@ -18,8 +18,7 @@ from ucpl.errors import Label, UcplError, fail
 from ucpl.extents.containers import Container
 from ucpl.files.checkpoint import Checkpoint, Framework, Order
 from ucpl.files.header_watch import watched
-from ucpl.formats.folders import container_of
-from ucpl.formats.folders.reading import RunFacts
+from ucpl.formats.folders.reading import RunFacts, container_of
 from ucpl.formats.overlooked import is_of_an_optimizer, is_of_training, optimizers_next_to
 from ucpl.formats.run_steps import optimizer_steps, steps_of
 from ucpl.registry import format_named, formats

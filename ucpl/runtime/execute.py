@@ -15,7 +15,6 @@ import os
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path, PurePath
-from secrets import token_hex
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,7 +25,6 @@ from ucpl.errors import Diagnostic, Label, UcplError, called, fail
 from ucpl.errors import catalogue as codes
 from ucpl.extents import as_filed
 from ucpl.files.checkpoint import Checkpoint, Framework, Skeleton
-from ucpl.formats.folders import with_companions
 from ucpl.planning import BoundFiles, Plan, bound
 from ucpl.records import frozen
 from ucpl.runtime import rank_protocol, resume
@@ -162,7 +160,10 @@ def _bind(plan: Plan, source: Checkpoint, framework: Framework, options: RunOpti
     """Bind a plan to the source's files, target's files and texts."""
     sources = fit(plan.sources, source.extents)
     skeleton = _skeleton(plan, source, framework, options.tag)
-    skeleton = with_companions(skeleton, source, plan.target)
+    if source.container is not None:
+        from ucpl.formats.folders.fates import with_companions  # most sources have no such folder
+
+        skeleton = with_companions(skeleton, source, plan.target)
     remarks = _check_globals(skeleton, options)
     layout = lay_out(skeleton, plan.targets)
     sources += tuple(where for where, _ in layout.carried)
@@ -521,7 +522,7 @@ class _Run:
         The mark distinguishes its journals from those of other runs.
         """
         identity = {name: self.digests[name] for name in IDENTITY}
-        return {"tile": cut[0], "band": cut[1], **identity, "run": token_hex(8)}
+        return {"tile": cut[0], "band": cut[1], **identity, "run": os.urandom(8).hex()}
 
     def assembler(self) -> Assembler:
         file_of = [self.sources.index[p.file] for p in self.places]
