@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 import ucpl
 from tests.cli.command import FIXTURES
 from ucpl import api, language
-from ucpl.conversion import sides
-from ucpl.conversion.planning import Asked
+from ucpl.conversion import engine, sides
+from ucpl.conversion.planning import Asked, Prepared
 from ucpl.conversion.requests import Given
 from ucpl.conversion.share import share_of
 from ucpl.conversion.tracing import traced
@@ -27,6 +27,7 @@ from ucpl.errors import Diagnostic, UcplError
 from ucpl.extents import key_text
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.language import nodes, print_file
+from ucpl.language import source as texts
 from ucpl.layout import entries
 from ucpl.placement import Placement
 from ucpl.planning import Plan
@@ -81,6 +82,64 @@ def test_a_target_has_the_same_bytes(source: str, target: str, tmp_path: Path, m
         made.append(files(top))
         assert done.plan.families if count == TOGETHER else not done.plan.families
     assert made[0] == made[1] == made[2] and made[0]
+
+
+OWN = """ucpl 2
+
+layout chunks(dp) of any {
+  framework torch()
+  mesh dp
+  file weights = torch "rank_{dp}.pt"
+  *                = _@chunk(dp) ...  as "{name}"
+  "*bias" is trainable = ...          as "{name}"  # a copy on each rank
+  * is alias       = none
+  state * = like  as "{number}/{state}"
+}
+
+# Lines of single tensors have another order than the model.
+layout named(dp) of any extends chunks() {
+  "ln_f.bias" = ...  as "{name}"
+}
+
+layout weights(dp) of any extends chunks() {
+  "model.embed_tokens.weight" = ...  as "{name}"
+  state *                     = none
+}
+"""
+
+
+@pytest.mark.parametrize(("name", "is_folded"), [("chunks", True), ("named", False), ("weights", True)])
+def test_a_layout_of_ones_own_without_groups_gives_the_same_bytes(
+    name: str, is_folded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.ucpl").write_text(OWN)
+    source = experts(tmp_path / "hf", 2) if name == "weights" else FIXTURES / "z1_dp4"
+    made = []
+    for count in (ALONE, TOGETHER):
+        monkeypatch.setattr(sides, "FAMILIES_FROM", count)
+        top = tmp_path / str(count)
+        done = api.convert(source, top, f"{tmp_path / 'own.ucpl'}:{name}(dp = 3)")
+        assert bool(done.plan.families) == (is_folded and count == TOGETHER)
+        made.append(files(top))
+    assert made[0] == made[1] and made[0]
+
+
+def test_a_text_that_is_too_large_is_refused_without_a_second_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.ucpl").write_text(OWN)
+    asked: list[bool] = []
+
+    def watched(one: Asked, given: Given) -> Prepared:
+        asked.append(given.folding is not None)
+        return plan(one, given)
+
+    plan = engine._planned
+    monkeypatch.setattr(engine, "_planned", watched)
+    monkeypatch.setattr(texts, "TEXT_CHARACTERS_MAX", 400)
+    with pytest.raises(UcplError) as caught:
+        planned(experts(tmp_path / "hf", 2), f"{tmp_path / 'own.ucpl'}:chunks(dp = 3)", TOGETHER, monkeypatch)
+    assert [one.code for one in caught.value.diagnostics] == ["E017"] and asked == [True]
 
 
 def odd(top: Path) -> Path:

@@ -15,7 +15,7 @@ from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.language import nodes, print_expr
 from ucpl.language.walk import walk
 from ucpl.layout import axes as ax
-from ucpl.layout.entries import Kin, ModelFamilies, entries_of
+from ucpl.layout.entries import Kin, ModelFamilies, entries_of, is_wild
 from ucpl.layout.fills import fillings_of
 from ucpl.layout.layout import Entry, GlobMatch, Layout, Mesh, States, domain_rules
 from ucpl.layout.library import Library
@@ -182,13 +182,11 @@ def _can_fold(opened: OpenedLayout) -> bool:
         return False
     entries = [i for i in opened.items if isinstance(i, nodes.Entry)]
     groups = [i for i in opened.items if isinstance(i, nodes.Group)]
-    if (
-        not groups
-        or not all(i.of_model for i in groups)
-        or any(i.indices for i in entries)
-        or any(i.indices for i in groups)
-    ):
+    if not all(i.of_model and not i.indices for i in groups) or any(i.indices for i in entries):
         return False
+    states = [i for i in opened.items if isinstance(i, nodes.States) and i.shape is not None]
+    if states and not groups and not (all(map(is_wild, entries)) and all(isinstance(i.shape, str) for i in states)):
+        return False  # without groups, states are in the order of the lines of their tensors
     axes = [node for i in entries for node in walk(*(i.shape or ()))]
     is_live = any(isinstance(node, nodes.Pad) and node.kind == "live" for node in axes)
     splits = (split for node in axes if isinstance(node, nodes.Cut) for split in node.splits)
