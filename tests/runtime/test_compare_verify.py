@@ -4,6 +4,7 @@ Every planted flip under a digest is named, and nothing else.
 """
 
 import shutil
+import threading
 from importlib import import_module
 
 import numpy as np
@@ -17,6 +18,7 @@ from ucpl.errors import UcplError
 from ucpl.extents import StoredTensor
 from ucpl.runtime import compare, execute
 from ucpl.runtime.buffers import MEMORY_MIN
+from ucpl.runtime.disk import Disk, use_disk
 from ucpl.runtime.options import RunOptions
 from ucpl.runtime.verify import verify_files
 from ucpl.runtime.worker_pool import Queue
@@ -77,6 +79,43 @@ def test_a_range_that_is_read_in_part_has_no_finding(made, monkeypatch):
     monkeypatch.setattr("ucpl.runtime.verify._in_turns", lambda ranges: sorted(ranges, key=lambda same: -same[0].size))
     found = verify_files(clean, memory=MEMORY, workers=1, seconds=9)
     assert not found.findings and found.bytes_read and found.bytes_left
+
+
+class Meeting(Disk):
+    """A disk at which two threads meet in a range."""
+
+    def __init__(self, name, low, high):
+        self.name, self.low, self.high, self.fds, self.met = name, low, high, {}, set()
+        self.barrier = threading.Barrier(2, timeout=30)
+
+    def open(self, path, flags, mode=0o666):
+        fd = super().open(path, flags, mode)
+        self.fds[fd] = path.name
+        return fd
+
+    def read(self, fd, views, position):
+        if self.fds[fd] == self.name and self.low <= position < self.high and len(self.met) < 2:
+            self.met.add(threading.get_ident())
+            self.barrier.wait()
+        return super().read(fd, views, position)
+
+
+@pytest.mark.parametrize("at", [None, 0, 99_999, 131_072, 199_999])
+def test_a_large_tensor_is_verified_by_all_threads(made, monkeypatch, at):
+    _, _, out, content = made
+    monkeypatch.setattr("ucpl.runtime.verify.PART", 65_536)
+    clean = open_target(out, content)
+    start = clean.extents["to_a.pt", ("a",)].storage_start
+    before = use_disk(Meeting("to_a.pt", start, start + 200_000))
+    try:
+        if at is not None:
+            planted(made, "to_a.pt", start + at, 3)
+        found = verify_files(clean, memory=MEMORY, workers=2)
+    finally:
+        use_disk(before)
+        mend(made)
+    assert sorted(d.code for d in found.findings) == ([] if at is None else ["E630", "E631", "E631"])
+    assert found.bytes_read == found.bytes_protected and not found.bytes_left
 
 
 def test_a_flip_in_a_tensor_is_reported_with_its_member_and_its_storage(made):

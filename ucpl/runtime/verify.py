@@ -32,6 +32,8 @@ from ucpl.storage import reading as remote
 
 __all__ = ["Verified", "verify_files"]
 
+PART = 64 << 20  # bytes of a range that one thread reads at a time
+
 
 @frozen
 class Verified:
@@ -99,23 +101,27 @@ def _verified(checkpoint: Checkpoint, memory: int, workers: int, seconds: float 
     until = None if seconds is None else time.monotonic() + seconds
     if until is not None:
         work_items = _in_turns(work_items)
-    queue = Queue(len(work_items))
+    parts = [(i, low) for i, same in enumerate(work_items) for low in range(0, max(same[0].size, 1), PART)]
+    queue = Queue(len(parts))
     lock = threading.Lock()
     bytes_read = 0
+    read: dict[int, list[_Read]] = {}  # of each range, in any order
     seen: dict[str, list[tuple[int, int, int]]] = {}  # file -> (start, size, CRC) of the bytes read
 
     def work(stop: threading.Event) -> None:
         nonlocal bytes_read
         with Workspace(share, budget) as space:
-            while not _is_over(stop, until) and (i := queue.take()) is not None:
-                same = work_items[i]
-                found, size, crc = _check(base, same, space, lambda: _is_over(stop, until))
+            while not _is_over(stop, until) and (n := queue.take()) is not None:
+                i, low = parts[n]
+                span = work_items[i][0]
+                found = _read(base, span, low, space, lambda: _is_over(stop, until))
                 with lock:
-                    findings.extend(found)
-                    bytes_read += size
-                    seen.setdefault(same[0].file, []).append((same[0].start, size, crc))
+                    bytes_read += found.size
+                    seen.setdefault(span.file, []).append((span.start + low, found.size, found.crc))
+                    read.setdefault(i, []).append(found)
 
     run_through(queue, work, workers)
+    findings += (finding for i, some in read.items() for finding in _compared(base, work_items[i], some))
     findings += listed.whole_files(seen)
     sums = Sums.of(checkpoint.root)
     if until is None:
@@ -298,37 +304,56 @@ def _by_range(spans: list[_Span]) -> Iterator[list[_Span]]:
         yield group
 
 
-def _check(
-    base: Path, same: list[_Span], space: Workspace, is_over: Callable[[], bool]
-) -> tuple[list[Diagnostic], int, int]:
-    """Read a range once; compare all of its stated digests.
+@frozen
+class _Read:
+    """Bytes of a range from `low` on, and their CRC."""
+
+    low: int
+    size: int
+    crc: int
+    error: Diagnostic | None = None
+
+
+def _read(base: Path, span: _Span, low: int, space: Workspace, is_over: Callable[[], bool]) -> _Read:
+    """Read a part of a range, as far as the time allows."""
+    path = base / span.file
+    step, end = space.share.tile, min(low + PART, span.size)
+    crc, done = 0, low
+    try:
+        fd = disk().open(path, os.O_RDONLY)
+    except OSError as error:
+        what = f"{span.file} cannot be read: {error.strerror or error}"
+        return _Read(low, 0, 0, _finding("E633", path, what))
+    try:
+        remote.want(fd, [(0, os.fstat(fd).st_size)])  # all of it, by many
+        while done < end and not is_over():
+            view = space.tile_view[: min(step, end - done)]
+            got = disk().read(fd, [view], span.start + done)
+            if not got:
+                what = f"{span.file} ends at byte {span.start + done}"
+                return _Read(low, done - low, crc, _finding("E633", path, what))
+            crc = crc32(view[:got], crc)
+            done += got
+    except OSError as error:
+        what = f"{span.file} cannot be read at byte {span.start + done}: {error.strerror}"
+        return _Read(low, done - low, crc, _finding("E633", path, what))
+    finally:
+        disk().close(fd)
+    return _Read(low, done - low, crc)
+
+
+def _compared(base: Path, same: list[_Span], read: list[_Read]) -> list[Diagnostic]:
+    """Compare all stated digests of a range with its parts.
 
     A range whose time is over has no finding.
     """
     first = same[0]
     path = base / first.file
-    step = space.share.tile
-    crc, done = 0, 0
-    try:
-        fd = disk().open(path, os.O_RDONLY)
-    except OSError as error:
-        return [_finding("E633", path, f"{first.file} cannot be read: {error.strerror or error}")], 0, 0
-    try:
-        remote.want(fd, [(0, os.fstat(fd).st_size)])  # all of it, by many
-        while done < first.size and not is_over():
-            want = min(step, first.size - done)
-            view = space.tile_view[:want]
-            got = disk().read(fd, [view], first.start + done)
-            if not got:
-                return [_finding("E633", path, f"{first.file} ends at byte {first.start + done}")], done, crc
-            view = view[:got]
-            crc = crc32(view, crc)
-            done += got
-    except OSError as error:
-        what = f"{first.file} cannot be read at byte {first.start + done}: {error.strerror}"
-        return [_finding("E633", path, what)], done, crc
-    finally:
-        disk().close(fd)
+    read.sort(key=lambda part: part.low)
+    if (error := next((part.error for part in read if part.error is not None), None)) is not None:
+        return [error]
+    done = sum(part.size for part in read)
+    crc = read[0].crc if len(read) == 1 else combine([part.crc for part in read], [part.size for part in read])
     found = []
     for span in same if done == first.size else ():
         if not span.code:
@@ -346,7 +371,7 @@ def _check(
                     remedy=codes()[span.code].remedy,
                 )
             )
-    return found, done, crc
+    return found
 
 
 def _finding(code: str, path: Path, message: str) -> Diagnostic:
