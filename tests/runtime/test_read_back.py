@@ -111,8 +111,8 @@ def what_is_durable_is_read_at_once(each_tile_is_journalled, monkeypatch):  # no
     def and_read(self, indexes):
         durable(self, indexes)
         with Workspace(self._plane.share, self._plane.budget) as space:
-            while (i := self._take()) is not None:
-                self._one(i, space)
+            while (some := self._take()) is not None:
+                self._some(some, space)
 
     monkeypatch.setattr(ReadBack, "durable", and_read)
 
@@ -296,16 +296,16 @@ def test_the_disk_begins_with_what_is_large_before_it_is_synced(tmp_path, monkey
 def test_what_is_durable_is_read_back_by_those_that_have_no_more_to_move(tmp_path, monkeypatch):
     source, plan = odd(tmp_path, (60_000, 900, 1, 60_001))
     both = threading.Barrier(2)
-    one = ReadBack._one
+    one = ReadBack._some
 
-    def met(self, i, space):
+    def met(self, some, space):
         if threading.current_thread() not in seen:
             seen.add(threading.current_thread())
             both.wait(20)
-        one(self, i, space)
+        one(self, some, space)
 
     seen: set[threading.Thread] = set()
-    monkeypatch.setattr(ReadBack, "_one", met)
+    monkeypatch.setattr(ReadBack, "_some", met)
     monkeypatch.setattr(ReadBack, "rest", lambda self, beside, mine, meanwhile: None)
     execute(plan, source, Torch(), tmp_path / "out", RunOptions(memory=2 * MEMORY_MIN, workers=1))
     assert len(seen) == 2, "the thread that moved, and the one that does nothing else"

@@ -36,11 +36,12 @@ I64 = NDArray[np.int64]
 class Batch:
     """Bands that one read serves, in order.
 
-    A band is tiles [first, end) of one unit.
+    A band is tiles [first, end) of one unit; that of a stretch, of several.
     """
 
     bands: tuple[tuple[int, int], ...]
     windows: tuple[Window, ...] = ()
+    is_stretch: bool = False  # small tensors, one behind the other
 
     @property
     def held(self) -> int:

@@ -44,13 +44,13 @@ from ucpl.runtime.options import DataPlane, RunOptions
 from ucpl.runtime.padding import blanks_of
 from ucpl.runtime.process_group import ALONE, ProcessGroup
 from ucpl.runtime.publish import Lock, Workplace, limit_modes
-from ucpl.runtime.read_back import Parts, ReadBack
+from ucpl.runtime.read_back import ReadBack
 from ucpl.runtime.reading import Fragments
 from ucpl.runtime.resume import IDENTITY, digest_of_files, digest_of_plan, digest_of_sources
 from ucpl.runtime.rows import Place, Rows, bind_rows, fit, views_of
 from ucpl.runtime.source_checks import Inspection, allowance, check_blanks, check_members, members_of
 from ucpl.runtime.sources import SourceFiles
-from ucpl.runtime.targets import TargetFiles, TargetPlan, cannot_write, lay_out
+from ucpl.runtime.targets import Parts, TargetFiles, TargetPlan, cannot_write, lay_out
 from ucpl.runtime.tiles import DoneTiles, Tiles, cut_tiles
 from ucpl.runtime.up_to_date import Made, is_same, patches_of
 from ucpl.storage.joined import parts_of
@@ -537,8 +537,7 @@ class _Run:
         again = ReadBack(self.files, known, self.plane) if self.options.read_back else None
         if again is not None:
             for i, parts in enumerate(patches_of(self.layout, np.zeros(len(self.layout.units), np.uint32))):
-                for position, data in parts:
-                    again.late(i, position, len(data))
+                again.late(i, parts)
         clones = Clones(self.sources, self.files) if self.options.reflink and not self.sources.is_remote else None
         Mover(
             self.plane, self.layout, self.assembler(), self.sources, self.files, self.journal, known,
@@ -635,9 +634,7 @@ class _Run:
         Returns, for each file, every byte that is no payload.
         """
         for i, parts in enumerate(patches):
-            for position, data in parts:
-                self.files.write(i, memoryview(data), position)
-                self.counters.add(written=len(data))
+            self.counters.add(written=self.files.write_parts(i, parts))
         return [[*file.plan.fixed, *parts] for file, parts in zip(self.layout.files, patches, strict=True)]
 
     def _complete_texts(self) -> None:

@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from attrs import field
@@ -45,11 +43,10 @@ _RECORD = np.dtype(
         ("pad", "<u8"),
     ]
 )
-_BODY = struct.Struct("<IIQQQI")
 _STEP_BITS = 40  # of the distance of runs; how many they are has the other 24: more than a tile has bytes
 _STEP_MAX = (1 << _STEP_BITS) - 1
 _PLACE_MAX = 1 << 62
-_CHECKED = _BODY.size  # 36: the record's own CRC follows
+_CHECKED = 36  # bytes of a record before its own CRC
 assert _RECORD.itemsize == 48
 
 
@@ -169,18 +166,19 @@ class Journal:
 
     def append(self, tiles: Sequence[DoneTile], fragments: Fragments) -> None:
         """Records of tiles and of source runs, then sync. Raises: OSError."""
-        parts = [_record(_Body(TILE, 0, t.index, t.size, t.xxh3, t.crc)) for t in tiles]
-        f = fragments
-        for file, at, size, crc, count, step in zip(f.file, f.position, f.size, f.crc, f.count, f.step, strict=True):
-            if step <= _STEP_MAX:  # else it is read again
-                comb = count << _STEP_BITS | step if count > 1 else 0
-                parts.append(_record(_Body(FRAGMENT, file, at, size, comb, crc)))
-        self._write(b"".join(parts))
+        done = np.array([(t.index, t.size, t.crc) for t in tiles], np.int64).reshape(-1, 3).T
+        xxh3 = np.array([t.xxh3 for t in tiles], np.uint64)
+        f = [np.array(column, np.uint64) for column in fragments.columns]
+        file, at, size, crc, count, step = (column[f[-1] <= _STEP_MAX] for column in f)  # others are read again
+        comb = np.where(count > 1, count << np.uint64(_STEP_BITS) | step, 0)
+        read = _records(FRAGMENT, file, at, size, comb, crc)
+        self._write(_records(TILE, 0, done[0], done[1], xxh3, done[2]) + read)
         failpoint("journal-synced")
 
     def publishing(self, inode: int, device: int) -> None:
         """The next rename publishes this inode. Raises: OSError."""
-        self._write(_record(_Body(PUBLISH, 0, inode, device, 0, 0)))
+        place = np.array([[inode], [device]], np.uint64)
+        self._write(_records(PUBLISH, 0, place[0], place[1], 0, 0))
 
     def _write(self, data: bytes) -> None:
         write_all(self._fd, data, None)
@@ -190,17 +188,13 @@ class Journal:
         disk().close(self._fd)
 
 
-class _Body(NamedTuple):
-    """A record without its own CRC, in the order of the file."""
-
-    kind: int
-    file: int
-    at: int
-    size: int
-    xxh3: int
-    crc: int
+Column = NDArray[np.integer] | int
 
 
-def _record(record: _Body) -> bytes:
-    body = _BODY.pack(*record)
-    return body + struct.pack("<IQ", crc32(body), 0)
+def _records(kind: int, file: Column, at: NDArray[np.integer], size: Column, xxh3: Column, crc: Column) -> bytes:
+    """Records of one kind, each with its own CRC."""
+    made = np.zeros(len(at), _RECORD)
+    made["kind"], made["file"], made["at"], made["size"], made["xxh3"], made["crc"] = kind, file, at, size, xxh3, crc
+    data = memoryview(made.tobytes())
+    made["check"] = [crc32(data[i : i + _CHECKED]) for i in range(0, len(data), _RECORD.itemsize)]
+    return made.tobytes()

@@ -36,6 +36,7 @@ from ucpl.runtime.reading import Fragments, Reader
 from ucpl.runtime.rows import rows_of, wanted
 from ucpl.runtime.source_checks import Inspection, damage_of, members_of
 from ucpl.runtime.sources import SourceFiles
+from ucpl.runtime.stretches import Stretches
 from ucpl.runtime.targets import TargetFiles, TargetPlan, cannot_write
 from ucpl.runtime.tiles import DoneTiles, Tiles
 from ucpl.runtime.worker_pool import Queue, run_workers
@@ -170,6 +171,8 @@ class Mover:
         groups = share_of_groups(self.team, groups, tiles, self._made_of)
         if self.sources.is_remote:
             self.sources.want(wanted(a.rows, a.sources, rows_of(a.rows, self._spans(groups))))
+        stretches = Stretches.of(a, self.layout.units, tiles, self.files)
+        groups = stretches.joined(groups, share.tile)
         queue = Queue(len(groups))
         self._movers = self.plane.workers
 
@@ -179,7 +182,7 @@ class Mover:
             with Workspace(self.plane.share, self.plane.budget) as space:
                 reader = Reader(self.sources)
                 while not stop.is_set() and (i := queue.take()) is not None:
-                    self._band(groups[i], reader, space)
+                    self._band(groups[i], reader, space, stretches)
                 with self._lock:
                     self._movers -= 1
                 self._look.set()
@@ -226,19 +229,17 @@ class Mover:
                 found[file] = found.get(file, 0) + count * a.sources[source].itemsize
         return found
 
-    def _band(self, group: Batch, reader: Reader, space: Workspace) -> None:
+    def _band(self, group: Batch, reader: Reader, space: Workspace, stretches: Stretches) -> None:
         """Move one band, or several that share windows of the source.
 
         They are reported at once, with the runs that were read for them: a journal that has a tile has its runs of the
         source.
         """
-        bands = [[tile_of(self.layout, self.known.tiles, i) for i in range(*band)] for band in group.bands]
-        front = max(sum(tile.size for tile in tiles) for tiles in bands)
-        space.hold(front + group.held)
-        reader.hold(group.windows, space.tile[front:])
-        done: list[DoneTile] = []
-        for (first, _), tiles in zip(group.bands, bands, strict=True):
-            done += self._tiles(first, tiles, reader, space)
+        if group.is_stretch:
+            done = stretches.move(*group.bands[0], reader, space)
+            self.plane.counters.add(written=sum(tile.size for tile in done))
+        else:
+            done = self._bands(group, reader, space)
         self.plane.counters.add(read=reader.bytes_read, digest=reader.digest)
         with self._lock:
             self._finished.extend(done)
@@ -248,6 +249,16 @@ class Mover:
                 self._look.set()
         reader.fragments.clear()
         reader.bytes_read, reader.digest = 0, 0.0
+
+    def _bands(self, group: Batch, reader: Reader, space: Workspace) -> list[DoneTile]:
+        bands = [[tile_of(self.layout, self.known.tiles, i) for i in range(*band)] for band in group.bands]
+        front = max(sum(tile.size for tile in tiles) for tiles in bands)
+        space.hold(front + group.held)
+        reader.hold(group.windows, space.tile[front:])
+        done: list[DoneTile] = []
+        for (first, _), tiles in zip(group.bands, bands, strict=True):
+            done += self._tiles(first, tiles, reader, space)
+        return done
 
     def _tiles(self, first: int, tiles: list[TileRange], reader: Reader, space: Workspace) -> list[DoneTile]:
         """Assemble tiles of one unit together; digest and write each."""
@@ -316,14 +327,14 @@ class Mover:
         self._flushed_at, self._flushed_bytes = time.monotonic(), self._done_bytes
         if not records:
             return
-        self.files.sync(sorted({int(self.known.tiles.file[tile.index]) for tile in records}))
+        indexes = [tile.index for tile in records]
+        self.files.sync(each(self.known.tiles.file[indexes]))
         failpoint("journal-before")
         try:
             self.journal.append(records, runs)
         except OSError as error:
             cannot_write(self.journal.path, error)
-        for tile in records:
-            self.known.add(tile)
+        self.known.add(records)
         self.fragments.extend(runs)
         if self.read_back is not None:
-            self.read_back.durable(tile.index for tile in records)
+            self.read_back.durable(indexes)

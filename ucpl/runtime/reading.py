@@ -67,38 +67,38 @@ class Fragments:
         self.crc = array("I")
         self.count = array("Q")
         self.step = array("Q")
-        self._columns = (self.file, self.position, self.size, self.crc, self.count, self.step)
+        self.columns = (self.file, self.position, self.size, self.crc, self.count, self.step)
 
     def add(self, file: int, position: int, size: int, crc: int, comb: tuple[int, int] = (1, 0)) -> None:
         """Add runs.
 
         `comb`: their number, and the bytes from the start of one to the next.
         """
-        for column, value in zip(self._columns, (file, position, size, crc, *comb), strict=True):
+        for column, value in zip(self.columns, (file, position, size, crc, *comb), strict=True):
             column.append(value)
 
     def __len__(self) -> int:
         return len(self.file)
 
     def extend(self, other: Fragments) -> None:
-        for mine, more in zip(self._columns, other._columns, strict=True):
+        for mine, more in zip(self.columns, other.columns, strict=True):
             mine.extend(more)
 
     def clear(self) -> None:
-        for column in self._columns:
+        for column in self.columns:
             del column[:]
 
     def all_bytes(self) -> list[bytes]:
         """All of it, for another process."""
-        return [column.tobytes() for column in self._columns]
+        return [column.tobytes() for column in self.columns]
 
     @classmethod
     def of(cls, told: Sequence[bytes]) -> Fragments:
         """Fragments from a record. Raises: ValueError for any other value."""
         made = cls()
-        for column, data in zip(made._columns, told, strict=True):
+        for column, data in zip(made.columns, told, strict=True):
             column.frombytes(data)
-        if len({len(column) for column in made._columns}) != 1:
+        if len({len(column) for column in made.columns}) != 1:
             raise ValueError("columns of unequal lengths")
         return made
 

@@ -42,11 +42,11 @@ from ucpl.runtime.moving import Mover
 from ucpl.runtime.options import DataPlane, Progress, RunOptions
 from ucpl.runtime.process_group import ProcessGroup, Within, shares
 from ucpl.runtime.rank_protocol import waiting
-from ucpl.runtime.read_back import Parts, ReadBack
+from ucpl.runtime.read_back import ReadBack
 from ucpl.runtime.reading import Fragments
 from ucpl.runtime.resume import IDENTITY
 from ucpl.runtime.sources import SourceFiles
-from ucpl.runtime.targets import TargetFile, TargetFiles, TargetPlan
+from ucpl.runtime.targets import Parts, TargetFile, TargetFiles, TargetPlan
 from ucpl.runtime.tiles import DoneTiles
 from ucpl.runtime.up_to_date import patches_of
 from ucpl.runtime.worker_pool import Queue, run_through
@@ -319,9 +319,7 @@ def ship(run: ShippedRun, shipping: Shipping, known: DoneTiles) -> None:
         known.done[mine] = True
         crcs = storage_crcs(layout, tiles, known.crc, wave)
         for i, patch in zip(wave, patches_of(layout, crcs, wave), strict=True):
-            for position, data in patch:
-                run.files.write(i, memoryview(data), position)
-                counters.add(written=len(data))
+            counters.add(written=run.files.write_parts(i, patch))
             beside[i] = (*layout.files[i].plan.fixed, *patch)
         unit_crc |= crcs
         with counters.phase("upload"):

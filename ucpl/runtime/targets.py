@@ -10,9 +10,10 @@ import mmap
 import os
 import stat
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
+from operator import itemgetter
 from pathlib import Path, PurePosixPath
 from typing import NoReturn, Protocol
 
@@ -33,8 +34,16 @@ from ucpl.runtime.rows import Place
 from ucpl.runtime.tiles import Unit
 from ucpl.runtime.worker_pool import Queue, run_through
 
-__all__ = ["FilePlan", "TargetFile", "TargetFiles", "TargetPlan", "cannot_write", "lay_out"]
+__all__ = [
+    "MANY", "NEAR", "SPAN", "FilePlan", "Parts", "TargetFile", "TargetFiles", "TargetPlan", "cannot_write", "clusters",
+    "lay_out",
+]  # fmt: skip
 
+Parts = Sequence[tuple[int, bytes]]  # (byte position, bytes) of one file
+
+NEAR = 4096  # bytes between two parts that are read and written at once: a call takes longer than copying them
+SPAN = 1 << 16  # bytes of parts that are read or written at once
+MANY = 16  # parts that are worth reading the bytes between them
 _SYNCS = 8  # files that are synced at once: more gain nothing
 _LARGE = 256 << 10  # bytes of a write that the disk is to begin with at once
 
@@ -336,6 +345,44 @@ def _check_alone(status: os.stat_result, path: str, known: dict[tuple[int, int],
         raise OSError(errno.EMLINK, "it has a second name (a hard link), which would be written to as well")
 
 
+def clusters(parts: Parts) -> Iterator[Parts]:
+    """Divide parts into runs of neighbours, in the order of the file."""
+    some: list[tuple[int, bytes]] = []
+    begin = end = 0
+    for part in sorted(parts, key=itemgetter(0)):
+        position, stop = part[0], part[0] + len(part[1])
+        if some and (position - end > NEAR or stop - begin > SPAN):
+            yield some
+            some = []
+        if not some:
+            begin = position
+        some.append(part)
+        end = stop
+    if some:
+        yield some
+
+
+def _write_parts(fd: int, parts: Parts) -> int:
+    """Write parts of a file, neighbours with the bytes between them.
+
+    No other thread may write these bytes. Returns the bytes of the parts. Raises: OSError.
+    """
+    written = 0
+    for some in clusters(parts):
+        begin, end = some[0][0], some[-1][0] + len(some[-1][1])
+        room = memoryview(bytearray(end - begin if len(some) >= MANY else 0))
+        is_at_once = len(room) and read_upto(fd, room, begin) == len(room)
+        for position, data in some:
+            if is_at_once:
+                room[position - begin : position - begin + len(data)] = data
+            else:
+                write_all(fd, data, position)
+            written += len(data)
+        if is_at_once:
+            write_all(fd, room, begin)
+    return written
+
+
 class TargetFiles:
     """Files below one folder, written by position."""
 
@@ -363,9 +410,7 @@ class TargetFiles:
                 try:
                     _check_alone(os.fstat(fd), file.path, known)
                     disk().allocate(fd, file.plan.size)
-                    for position, data in file.plan.fixed:
-                        write_all(fd, data, position)
-                        written += len(data)
+                    written += _write_parts(fd, file.plan.fixed)
                 finally:
                     disk().close(fd)
             except OSError as error:
@@ -383,6 +428,17 @@ class TargetFiles:
             write_all(self.descriptor(index), view, position)
             if len(view) >= _LARGE:  # the kernel waits for seconds, or for a share of memory, before it begins alone
                 disk().start_writing(self.descriptor(index), position, len(view))
+        except OSError as error:
+            cannot_write(self.path(index), error)
+
+    def write_parts(self, index: int, parts: Parts) -> int:
+        """Write parts once all tiles are written.
+
+        Returns their bytes. Raises: UcplError E503.
+        """
+        try:
+            failpoint("target-write")
+            return _write_parts(self.descriptor(index), parts) if parts else 0
         except OSError as error:
             cannot_write(self.path(index), error)
 

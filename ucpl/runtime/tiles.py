@@ -103,5 +103,8 @@ class DoneTiles:
         """Take over records of other ranks' journals, too."""
         self.done[past.tile], self.crc[past.tile], self.xxh3[past.tile] = True, past.tile_crc, past.tile_xxh3
 
-    def add(self, tile: DoneTile) -> None:
-        self.done[tile.index], self.crc[tile.index], self.xxh3[tile.index] = True, tile.crc, tile.xxh3
+    def add(self, tiles: Sequence[DoneTile]) -> None:
+        at = [tile.index for tile in tiles]
+        self.done[at] = True
+        self.crc[at] = [tile.crc for tile in tiles]
+        self.xxh3[at] = np.array([tile.xxh3 for tile in tiles], np.uint64)
