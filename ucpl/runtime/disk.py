@@ -14,9 +14,11 @@ import fcntl
 import os
 import shutil
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from ucpl.runtime import linux
 from ucpl.storage.reading import preadv
@@ -24,6 +26,7 @@ from ucpl.storage.reading import preadv
 __all__ = [
     "LACKING",
     "Disk",
+    "at_once",
     "check_own",
     "disk",
     "forget",
@@ -38,6 +41,9 @@ __all__ = [
     "write_all",
 ]
 
+
+T = TypeVar("T")
+_TOGETHER = 8  # threads that wait for the disk
 
 # A file system says so of a call that it does not know, in one of these ways.
 LACKING = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF, errno.ENOLCK, errno.ESPIPE)
@@ -282,12 +288,31 @@ def sync_folder(path: Path) -> None:
 
 
 def sync_folders(top: Path) -> None:
-    """Sync all folders below and including `top`, the deepest first.
+    """Sync all folders below and including `top`, at once.
 
     Raises: OSError, also if one cannot be listed.
     """
-    for folder, _, _ in os.walk(top, topdown=False, onerror=_raised):
-        sync_folder(Path(folder))
+    folders = [folder for folder, _, _ in os.walk(top, topdown=False, onerror=_raised)]
+    at_once(lambda folder: sync_folder(Path(folder)), folders)
+
+
+def at_once(sync: Callable[[T], None], things: Sequence[T]) -> None:
+    """Sync things in a few threads.
+
+    A file system makes them durable together: one after another, each waits for the disk. Raises: an error of `sync`.
+    """
+    count = min(_TOGETHER, len(things))
+
+    def share(first: int) -> None:
+        for thing in things[first::count]:
+            sync(thing)
+
+    if count < 2:
+        return share(0) if count else None
+    with ThreadPoolExecutor(count, thread_name_prefix="ucpl") as pool:
+        for ended in [pool.submit(share, first) for first in range(count)]:
+            ended.result()
+    return None
 
 
 def _raised(error: OSError) -> None:

@@ -32,7 +32,7 @@ from ucpl.runtime.assemble import Assembler
 from ucpl.runtime.batches import bands_of
 from ucpl.runtime.buffers import Budget, Workspace, share_of
 from ucpl.runtime.counters import Counters, Report, Unverified
-from ucpl.runtime.disk import check_own, disk, make_file, make_folders, sync_folder, sync_folders
+from ucpl.runtime.disk import at_once, check_own, disk, make_file, make_folders, sync_folder, sync_folders
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.fills import Fills, bind_fills, check_covered
 from ucpl.runtime.integrity import with_sums
@@ -492,6 +492,7 @@ class _Run:
             self.work.clear()
             if self.shipping is None:  # else it grows here a few files at a time
                 _check_room(self.layout, self.target)
+        journal: Journal | None = None
         try:
             if past is None:
                 disk().make_folder(self.work.folder, fresh=True)
@@ -499,14 +500,15 @@ class _Run:
             make_folders(self.target.parent, self.work.tree)
             if self.shipping is None:
                 self.counters.add(written=self.files.create())
-            sync_folders(self.work.folder)
-            sync_folder(self.target.parent)
             if past is not None:
                 journal = Journal(self.work.journal, past.size)
             else:
                 journal = Journal.begin(self.work.journal, header)
-                sync_folder(self.work.folder)
+            sync_folders(self.work.folder)
+            sync_folder(self.target.parent)
         except (OSError, UcplError) as error:
+            if journal is not None:
+                journal.close()
             if past is None:
                 self.work.clear()
             if isinstance(error, UcplError):
@@ -649,15 +651,22 @@ class _Run:
     def _write_texts(self, manifest: dict[str, str]) -> None:
         """Small files, synced. Raises: UcplError E503."""
         texts = self.texts | manifest
+        contents = {self.work.tree / name: text.encode() for name, text in texts.items()}
         path = self.work.tree
+
+        def make(path: Path) -> None:
+            try:
+                make_file(path, contents[path])
+            except OSError as error:
+                cannot_write(path, error)
+
         try:
             if not self.single:
                 make_folders(self.work.tree, self.work.tree / FOLDER)
-            for name, text in texts.items():
-                path = self.work.tree / name
+            for path in contents:
                 make_folders(self.work.tree, path.parent)
-                make_file(path, text.encode())
-                self.counters.add(written=len(text.encode()))
+            at_once(make, [*contents])
+            self.counters.add(written=sum(map(len, contents.values())))
             names = (*(file.path for file in self.layout.files), *self.texts)
             limit_modes(self.work.tree, names, self.sources.root, self.sources.files)
         except OSError as error:
