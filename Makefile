@@ -14,7 +14,7 @@ PIP_FLAGS := --quiet --disable-pip-version-check
 HASHED ?= --require-hashes
 PINNED_FOR := 3.12 3.13
 
-RANKED := ranks planners ranges estimates live apply vault
+RANKED := ranks planners ranges estimates live apply vault loads
 TIMED := plan start lsp convert forms peer usual $(RANKED)
 
 .PHONY: help demo test thorough check ledger mutants walk faults powerloss drill interop bench $(TIMED) docs dist fmt fmt-check pins clean files
@@ -129,11 +129,11 @@ releases: $(VENV)/ready
 
 # `make bench lsp` times one thing alone.
 asked = $(if $(filter $(TIMED),$(MAKECMDGOALS)),$(filter $(1),$(MAKECMDGOALS)),all)
-bench: $(VENV)/ready $(if $(call asked,ranges),$(PEERS)/ready) $(if $(call asked,convert forms peer usual),$(INTEROP)/ready)
+bench: $(VENV)/ready $(if $(call asked,ranges),$(PEERS)/ready) $(if $(call asked,convert forms peer usual loads),$(INTEROP)/ready)
 	$(VENV)/bin/python -m benchmarks $(filter $(TIMED),$(MAKECMDGOALS))
 
 .PHONY: bench-ranks
-bench-ranks: $(VENV)/ready $(PEERS)/ready
+bench-ranks: $(VENV)/ready $(PEERS)/ready $(INTEROP)/ready
 	$(VENV)/bin/python -m benchmarks $(RANKED)
 
 $(TIMED):

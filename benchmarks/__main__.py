@@ -1,14 +1,15 @@
 """Benchmarks of planning, start-up, conversion and ranks, for `make bench`.
 
     python -m benchmarks [plan] [start] [lsp] [convert] [forms] [peer] [usual] [ranks] [planners] [ranges] [estimates]
-        [live] [apply] [vault] [--gib 1.5 6] [--pairs 15 5] [--folder DISK]
+        [live] [apply] [vault] [loads] [--gib 1.5 6] [--pairs 15 5] [--folder DISK]
 
-The last seven are the tables of `make bench-ranks`; each is a module of this folder, too (scale_ranks, planners, ranges,
-estimates, live, together, vault), with options of its own. Each prints a table in Markdown, keeps it in benchmarks/figures/
-and writes it into docs/PERFORMANCE.md. `convert`, `forms`, `peer` and `usual` need an environment with DeepSpeed
-(UCPL_INTEROP_PYTHON names its python). `convert` makes a checkpoint with real DeepSpeed and compares DeepSpeed's own
-converter with ours; `usual` compares the tools that people use with ours; timings are medians of interleaved
-rounds. `peer` runs both over every checkpoint of DeepSpeed in this repository, and compares their targets.
+The last eight are the tables of `make bench-ranks`; each is a module of this folder, too (scale_ranks, planners, ranges,
+estimates, live, together, vault, loads), with options of its own. Each prints a table in Markdown, keeps it in
+benchmarks/figures/ and writes it into docs/PERFORMANCE.md. `convert`, `forms`, `peer`, `usual` and `loads` need an
+environment with DeepSpeed (UCPL_INTEROP_PYTHON names its python). `convert` makes a checkpoint with real DeepSpeed and
+compares DeepSpeed's own converter with ours; `usual` compares the tools that people use with ours; timings are medians
+of interleaved rounds. `peer` runs both over every checkpoint of DeepSpeed in this repository, and compares their
+targets.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ import json
 import os
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from benchmarks import estimates, live, planners, ranges, scale_ranks, together, vault
+from benchmarks import estimates, live, loads, planners, ranges, scale_ranks, together, vault
+from benchmarks.children import finished
 from benchmarks.convert import EXAMPLE, FORMS_HEAD, HEAD, bench_convert, bench_forms
 from benchmarks.figures import Table, machine, save
 from benchmarks.lsp import LSP_HEAD, bench_lsp
@@ -92,8 +93,7 @@ def bench_plan(rounds: int) -> Iterator[Row]:
             command = [sys.executable, "-c", PLAN, str(HERE / file), source, target, str(layers)]
             found = []
             for _ in range(rounds):
-                done = subprocess.run(command, capture_output=True, text=True, check=True, env=alone)
-                found.append(json.loads(done.stdout))
+                found.append(json.loads(finished(command, alone)))
             seconds = [f["seconds"] for f in found]
             whole = statistics.median(seconds)
             first = first or whole
@@ -120,7 +120,7 @@ def cost(command: list[str], **environment: str) -> tuple[float, float]:
     Other work hardly changes the second.
     """
     before, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, capture_output=True, check=True, env={**os.environ, **environment})
+    finished(command, {**os.environ, **environment})
     now = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.perf_counter() - before, now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
 
@@ -148,7 +148,7 @@ def bench_start(pairs: int) -> Iterator[Row]:
         "`ucpl --help`": ([*ours, "--help"], False, ""),
     }
     with tempfile.TemporaryDirectory(prefix="ucpl-bench-") as folder:
-        subprocess.run(check, capture_output=True, check=True, env={**os.environ, "UCPL_CACHE": folder})
+        finished(check, {**os.environ, "UCPL_CACHE": folder})
         for name, (command, new, wanted) in cases.items():
             mine, theirs = [], []
             for i in range(pairs + 1):
@@ -178,6 +178,7 @@ NAMES = (
     "live",
     "apply",
     "vault",
+    "loads",
 )
 
 
@@ -214,6 +215,10 @@ def tables(given: argparse.Namespace) -> dict[str, tuple[Row, Callable[[], Itera
         "live": (live.HEAD, lambda: live.bench(given.pairs[0] + 1, "/dev/shm")),
         "apply": (together.HEAD, lambda: together.bench(1728, given.pairs[0], given.folder)),
         "vault": (vault.HEAD, lambda: vault.bench(given.pairs[0], "/dev/shm")),
+        "loads": (
+            loads.HEAD,
+            lambda: loads.bench(interop_python(), loads.MB, given.pairs[0], loads.RANKS, given.folder),
+        ),
     }
 
 
@@ -231,7 +236,7 @@ def main() -> None:
         help="rounds that count; of `convert` a number a size, the last for the rest",
     )
     parser.add_argument(
-        "--folder", help="where `convert`, `estimates` and `apply` write: on the disk that is to be measured"
+        "--folder", help="where `convert`, `estimates`, `apply` and `loads` write: on the disk that is to be measured"
     )
     given = parser.parse_args()
     for name, (head, rows) in tables(given).items():

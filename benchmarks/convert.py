@@ -20,6 +20,7 @@ from pathlib import Path
 
 from attrs import field
 
+from benchmarks.children import finished
 from ucpl.records import define, frozen
 
 __all__ = [
@@ -203,11 +204,9 @@ def _size(folder: Path) -> int:
 def checkpoint(python: str, top: Path, gib: float) -> Path:
     layers = max(1, round((gib * 2**30 / 16 - 24.6e6) / 4.73e6))  # 12 bytes of state and 4 of weight a parameter
     launch = [python, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=29655"]
-    subprocess.run(
+    finished(
         [*launch, str(HERE / "make_checkpoint.py"), "1", str(top / "source"), str(layers)],
-        check=True,
-        capture_output=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
+        {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
     )
     return top / "source"
 
@@ -298,8 +297,7 @@ def remove(out: Path) -> None:
 
 def _speed(program: str, *arguments: str) -> list[float]:
     """Measure in a new process, since children inherit this one's peak memory."""
-    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
-    return [float(found) for found in done.stdout.split()]
+    return [float(found) for found in finished([sys.executable, "-c", program, *arguments]).split()]
 
 
 def rows_of(found: Rounds, size: int, cases: Sequence[Case]) -> Iterator[tuple[str, ...]]:

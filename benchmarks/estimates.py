@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.children import finished
 from benchmarks.figures import Table, machine, save
 from ucpl.records import frozen
 
@@ -97,7 +98,7 @@ def one_round(top: Path, found: dict[tuple[str, str], list[Seen]]) -> None:
     subprocess.run([*UCPL, "calibrate", str(top), "-o", str(known)], check=True, stdout=subprocess.DEVNULL)
     for name, source, to in cases(top):
         command = [*UCPL, "plan", "--from", str(source), "--to", to, "--bandwidths", str(known), "--json"]
-        cost = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)["cost"]
+        cost = json.loads(finished(command))["cost"]
         for state in ("warm", "cold"):
             (look if state == "warm" else forget)(source)
             took, peak, told = run(source, top / ("made.pt" if to == "plain()" else "made"), to)

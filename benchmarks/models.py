@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.children import finished
 from benchmarks.figures import Table, machine, save
 from benchmarks.scale import cost
 from benchmarks.sparse import Shapes, deepseek_v3, huggingface, llama_405b
@@ -44,10 +45,7 @@ def rows(top: Path) -> Iterator[tuple[str, ...]]:
             for one in done:
                 if one.status:
                     raise SystemExit(one.said)
-            printed = subprocess.run(
-                [*ucpl, *plan, "--bandwidths", str(rates), "--json"], capture_output=True, check=True
-            ).stdout
-            found = json.loads(printed)["cost"]
+            found = json.loads(finished([*ucpl, *plan, "--bandwidths", str(rates), "--json"]))["cost"]
             figures = (text for one in done for text in (f"{one.core:.1f}", f"{one.peak / 1024:.0f}"))
             minutes = f"{found['estimate']['cold'] / 60:.0f}"
             yield f"{name}, `{to}`", f"{len(shapes):,}", f"{files}", f"{found['read'] / 1e12:.2f}", *figures, minutes

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from attrs import frozen
+
+from benchmarks.children import finished
 
 ROOT = Path(__file__).resolve().parents[1]
 FIXTURES, EXAMPLE = ROOT / "tests" / "fixtures" / "deepspeed", ROOT / "examples" / "checkpoint"
@@ -117,8 +118,7 @@ def _run(command: list[str]) -> Made:
         " used.ru_utime + used.ru_stime, used.ru_maxrss / 1024]))"
     )
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0", "OMP_NUM_THREADS": "1"}
-    told = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, env=environment)
-    status, out, error, core, mib = json.loads(told.stdout)
+    status, out, error, core, mib = json.loads(finished([sys.executable, "-c", probe], environment))
     lines = [line.strip() for line in (out + error).splitlines() if line.strip()]
     said = next((f"refused, {line[6:10]}" for line in lines if line.startswith("error[")), "")
     last = (lines[-1] if lines else f"exit status {status}")[:80].replace("|", "/")
@@ -130,8 +130,5 @@ def _held(python: str, made: Made, plain: Path, target: Path) -> Made:
         return made
     folder = next(path for path in target.glob("*_universal") if path.is_dir())
     file = plain / "plain.pt" if plain.is_dir() else plain
-    done = subprocess.run(
-        [python, "-c", HELD, str(file), str(folder)], capture_output=True, text=True, check=True,
-        env={**os.environ, "DS_ACCELERATOR": "cpu"},
-    )  # fmt: skip
-    return Made("", json.loads(done.stdout.splitlines()[-1]), made.core, made.mib)
+    told = finished([python, "-c", HELD, str(file), str(folder)], {**os.environ, "DS_ACCELERATOR": "cpu"})
+    return Made("", json.loads(told.splitlines()[-1]), made.core, made.mib)

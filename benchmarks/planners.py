@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.children import finished
 from benchmarks.figures import Table, machine, save
 from benchmarks.scale_ranks import CASES, cost
 
@@ -100,7 +101,7 @@ def rows(top: Path, rounds: int) -> Iterator[tuple[str, ...]]:
         found = []
         for _ in range(rounds):
             command = [sys.executable, "-c", PLAN, str(after), str(path), str(after // 2)]
-            found.append(json.loads(subprocess.run(command, check=True, capture_output=True).stdout))
+            found.append(json.loads(finished(command)))
         read, plan, gib = (min(f[name] for f in found) for name in ("read", "plan", "gib"))
         ours = cost(case, (ranks, after), (str(after // 2),), rounds)
         one = found[0]

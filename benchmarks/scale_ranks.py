@@ -16,13 +16,13 @@ import argparse
 import json
 import math
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from attrs import field
 
+from benchmarks.children import finished
 from benchmarks.figures import Table, machine, save
 from ucpl.records import frozen
 
@@ -133,8 +133,7 @@ def cost(case: Case, degrees: tuple[int, int], ranks: tuple[str, ...], rounds: i
     for rank in ranks:
         found = []
         for _ in range(rounds):
-            done = subprocess.run([*command, rank], capture_output=True, text=True, check=True, env=alone)
-            found.append(json.loads(done.stdout))
+            found.append(json.loads(finished([*command, rank], alone)))
         core, wall, gib = (min(f[name] for f in found) for name in ("core", "wall", "gib"))
         one = Cost(core, wall, gib, found[0]["size"], found[0]["tensors"])
         dearest = one if dearest is None or one.core > dearest.core else dearest

@@ -6,11 +6,15 @@ The tests compare its blocks with the figures that were kept.
 from __future__ import annotations
 
 import re
+import sys
 from argparse import Namespace
 
+import pytest
 from attrs import evolve
 
+from benchmarks import loads
 from benchmarks.__main__ import NAMES, tables
+from benchmarks.children import finished
 from benchmarks.convert import CASES, FORMS, HEAD, Rounds, Run, rows_of
 from benchmarks.figures import PAGES, Table, blocks, known, written
 from benchmarks.usual import USUAL_HEAD
@@ -109,3 +113,27 @@ def test_where_the_time_of_a_process_went() -> None:
     cells = dict(zip(HEAD, found[0], strict=True))
     assert (cells["/ copy"], cells["/ copy and read again"]) == ("3.00", "1.50")  # of a copy of as many bytes
     assert len(found) == len(FORMS) + 3
+
+
+def test_a_benchmark_whose_child_fails_ends_with_the_last_lines_of_the_child() -> None:
+    program = "import sys; print('rank 1 begins'); sys.exit('no such option: --stage')"
+    with pytest.raises(SystemExit, match=r"failed with 1:\nrank 1 begins\nno such option: --stage"):
+        finished([sys.executable, "-c", program])
+    assert finished([sys.executable, "-c", "print(3)"]) == "3\n"
+
+
+def test_ways_to_load_are_divided_by_the_first_of_their_kind() -> None:
+    def one(loaded: float, read: float) -> dict[str, float]:
+        return {"loaded": loaded, "step": loaded + 1, "read": read, "core": 0.5, "peak": 3 << 20}
+
+    found = {
+        "fsdp2: `dcp.load`": [one(9, 120), one(2, 120), one(4, 120)],
+        "fsdp2: `load_into`": [one(5, 120), one(1, 60), one(2, 60)],
+        "weights: `load_file`": [one(1, 80), one(1, 80), one(1, 80)],
+    }
+    rows = [dict(zip(loads.HEAD, row, strict=True)) for row in loads.rows(2, found, 40)]
+    assert [row["loaded, s"] for row in rows] == ["3.00", "1.50", "1.00"]
+    assert [row["/ the first way"] for row in rows] == ["1.00", "0.50", "1.00"]
+    assert [row["the first call, s"] for row in rows] == ["9.00", "5.00", "1.00"]
+    assert [row["to the first step, s"] for row in rows] == ["5.00", "3.00", "2.00"]
+    assert [row["read / needed"] for row in rows] == ["1.00", "0.50", "1.00"]  # weights: by each rank

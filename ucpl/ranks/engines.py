@@ -23,7 +23,6 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import LoadPlan
-from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader
 
 from ucpl.errors import Label, fail
@@ -427,8 +426,10 @@ def fill(
             called = [f"model.{rename(name)}" for name in of]
             filling.ask_whole(next((name for name in called if name in known.metadata), called[0]), buffer)
     wanted = cast("dict[str, object]", filling.wanted)
-    with ranks.together():
-        load(wanted, storage_reader=reader, planner=_Planner(), process_group=ranks.group)
+    with ranks.agreeing(in_words=True):
+        planner = _Planner()
+        planner.set_up_planner(wanted, reader.read_metadata())
+        reader.read_data(planner.create_local_plan(), planner)
     with ranks.agreeing():
         filling.put()
         for flat in flats if is_cut else ():
