@@ -33,6 +33,7 @@ PEAK = 8 << 20  # bytes of memory, of a plan of 2,300 tensors
 CALLS = 140  # at most, for one tensor more that folds
 APART = 300  # at most, for one tensor more of a size of its own
 CONVERTED = {"plain()": 740}  # at most, for one tensor more that folds, in a conversion to this target
+OF_RANK = 25  # at most, for a tensor in one more rank's files of ZeRO-3
 OPENED = 215  # at most, to open a torch file with one tensor more
 NAMED = 750  # bytes at most that one more tensor adds to the file of such a plan: its names and places
 MODULES = 326  # of ucpl, in a process of `convert`
@@ -157,6 +158,16 @@ def test_one_more_tensor_in_a_conversion_takes_few_calls(tmp_path: Path, to: str
             convert(n)  # imports, and texts that are kept
         counts.append(calls(lambda n=n: convert(n)))  # type: ignore[misc]
     assert counts[1] - counts[0] <= CONVERTED[to] * 500, counts
+
+
+def test_ranks_with_equal_pickles_are_read_once(tmp_path: Path) -> None:
+    """One more rank is two files, and few calls for each tensor."""
+    counts: list[int] = []
+    for ranks in (10, 30):
+        MAKERS["zero3"](tmp_path / str(ranks), tensors_like(300, (ranks, 2)), ranks)
+        open_checkpoint(tmp_path / str(ranks))  # imports
+        counts.append(calls(lambda ranks=ranks: open_checkpoint(tmp_path / str(ranks))))  # type: ignore[misc]
+    assert counts[1] - counts[0] <= OF_RANK * 20 * 300, counts
 
 
 def test_one_more_tensor_in_a_share_takes_as_few_calls(folders: list[Path]) -> None:

@@ -28,7 +28,7 @@ from ucpl.files.zips import Member, crc_of_bytes, open_file, read_exactly, read_
 from ucpl.records import frozen
 from ucpl.storage.reading import pread
 
-__all__ = ["TorchFile", "TorchFilePlan", "crc_of", "layout_archive", "layout_torch_file", "read_torch_file"]
+__all__ = ["Pickles", "TorchFile", "TorchFilePlan", "crc_of", "layout_archive", "layout_torch_file", "read_torch_file"]
 
 REPEATS_MAX = 1 << 31  # elements of a tensor that is larger than its storage (stride 0)
 SCALAR_BYTES_MAX = 1 << 20
@@ -134,10 +134,13 @@ class TorchFile:
         return kept[start : start + size]
 
 
-def read_torch_file(root: str | Path, relative_path: str, start: int = 0, size: int | None = None) -> TorchFile:
+def read_torch_file(
+    root: str | Path, relative_path: str, start: int = 0, size: int | None = None, known: Pickles | None = None
+) -> TorchFile:
     """Read the headers of one torch file.
 
-    `start` and `size` choose an archive within a larger file (DCP's .distcp). Raises: UcplError E400-E427.
+    `start` and `size` choose an archive within a larger file (DCP's .distcp). known: pickles of other files; those of equal
+    bytes have one value, which nobody may change. Raises: UcplError E400-E427.
     """
     root = Path(root)
     path = root / relative_path
@@ -159,7 +162,7 @@ def read_torch_file(root: str | Path, relative_path: str, start: int = 0, size: 
         version = next((n for n in (f"{archive}/version", f"{archive}/.data/version") if n in members), None)
         said = b"" if version is None else directory.read(fd, version, RECORD_BYTES_MAX)
         version_text = said[:20].decode("ascii", "replace").strip()
-        pickle = _pickle_of(directory.read(fd, f"{archive}/data.pkl"), file)
+        pickle = _pickle_of(directory.read(fd, f"{archive}/data.pkl"), file, known)
     except OSError as error:
         fail("E400", f"{file} cannot be read: {error.strerror}", Label(str(path)))
     finally:
@@ -249,11 +252,17 @@ _ALONE_MAX = 4096
 _ALONE_BYTES_MAX = 512
 
 
-def _pickle_of(data: bytes, file: str) -> Pickle:
-    known = _ALONE.get(data)
+Pickles = dict[bytes, Pickle]  # by their bytes
+_KNOWN_MAX = 16  # as many as a node has devices, whose numbers are in pickles of its ranks
+
+
+def _pickle_of(data: bytes, file: str, others: Pickles | None = None) -> Pickle:
+    known = _ALONE.get(data) or (others or {}).get(data)
     if known is not None:
         return known
     found = load_pickle(data, file)
+    if others is not None and len(others) < _KNOWN_MAX:
+        others[data] = found
     if type(found.value) is TensorRef and found.value.attributes is None and len(data) <= _ALONE_BYTES_MAX:
         if len(_ALONE) >= _ALONE_MAX:
             _ALONE.clear()

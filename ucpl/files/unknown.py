@@ -7,6 +7,7 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from ucpl.extents import PickledCall
 from ucpl.extents.account import NotRead
 from ucpl.files.carrying import lifted
+from ucpl.files.pickles import tensors_of
 from ucpl.files.torch_files import TorchFile
 
 __all__ = ["SHARED", "unknown_in", "unknown_keys", "unknown_of_torch", "Copy", "Mark", "hypers_of", "unlike"]
@@ -81,17 +82,24 @@ def unknown_of_torch(file: str, value: object, lead: str, count: int | None = No
 Mark = Callable[[object], object]  # equal for equal values, tensors by their bytes (carrying.marks_of)
 Copy = tuple[TorchFile, str, object]  # a file, the key of a value in it with "/" at its end, or "", and the value
 _DEPTH = 24
+_ALIKE_MAX = 16
+_MADE_DEPTH = 3  # of dicts and lists that a reader makes of a file's values
 
 
 def unlike(copies: Iterable[Copy], mark: Mark) -> Iterator[NotRead]:
     """Places of each further copy whose values the first copy has not."""
     first: tuple[TorchFile, object] | None = None
+    alike: list[object] = []  # values as the first one, or that one
+    bare: dict[int, bool] = {}
     for part, lead, value in copies:
-        mine = lifted(value, part.file)
-        if first is None:
-            first = part, mine
+        if any(_is_one(value, one, bare) for one in alike):
             continue
-        for key in _differing(mine, first[1], mark, ()):
+        mine = lifted(value, part.file)
+        found = [] if first is None else [*_differing(mine, first[1], mark, ())]
+        first = first or (part, mine)
+        if not found and len(alike) < _ALIKE_MAX:
+            alike.append(value)
+        for key in found:
             why = f"the values of {first[0].file} are taken for all ranks"
             yield NotRead(f"{part.file}: {lead}{'/'.join(map(str, key))}", why, kind="value")
 
@@ -103,6 +111,25 @@ def hypers_of(optimizer: object) -> list[object]:
         {key: value for key, value in group.items() if key != "params"} if isinstance(group, dict) else group
         for group in (groups if isinstance(groups, list) else ())
     ]
+
+
+def _is_one(mine: object, first: object, bare: dict[int, bool], depth: int = 0) -> bool:
+    """Test for values that equal files share, without tensors.
+
+    Tensors of one description may have other bytes. bare: known values of `first`, by identity.
+    """
+    if mine is first:
+        if id(first) not in bare:
+            bare[id(first)] = next(tensors_of(first), None) is None
+        return bare[id(first)]
+    if depth >= _MADE_DEPTH or type(mine) is not type(first):
+        return False
+    if isinstance(mine, dict) and isinstance(first, dict):
+        return mine.keys() == first.keys() and all(_is_one(mine[key], first[key], bare, depth + 1) for key in mine)
+    if isinstance(mine, list) and isinstance(first, list):
+        pairs = zip(mine, first, strict=False)
+        return len(mine) == len(first) and all(_is_one(one, other, bare, depth + 1) for one, other in pairs)
+    return False
 
 
 def _differing(mine: object, first: object, mark: Mark, at: tuple[object, ...]) -> Iterator[tuple[object, ...]]:

@@ -320,8 +320,9 @@ def read_sliced_shards(gathered: Gathered, module: RankModule, sharers: Sharers)
 
     module: its groups are the sub-groups, of all ranks.
     """
+    numels = [sum(slice_numel(shape, sharers.degree) for shape in group.values()) for group in module.groups]
     for part in sharers.optims:
-        _shard(gathered, module, part, sharers)
+        _shard(gathered, module, part, sharers, numels)
     groups = Value.of(sharers.optims[0]).at(_STATE, _STATE, "param_groups").items()
     owner = _owners(module, sharers.optims[0], groups)
     for g, group in enumerate(groups):
@@ -355,7 +356,8 @@ def read_sliced_shards(gathered: Gathered, module: RankModule, sharers: Sharers)
         )
 
 
-def _shard(gathered: Gathered, module: RankModule, part: TorchFile, sharers: Sharers) -> None:
+def _shard(gathered: Gathered, module: RankModule, part: TorchFile, sharers: Sharers, numels: list[int]) -> None:
+    """Read one rank's. numels: elements of each sub-group on a rank."""
     state = Value.of(part).at(_STATE)
     if sharers.only is None:
         if "ds_zero_partition_groups" in state.mapping():
@@ -373,13 +375,12 @@ def _shard(gathered: Gathered, module: RankModule, part: TorchFile, sharers: Sha
     for s, group in enumerate(module.groups):
         if not sharers.has(s):
             continue
-        numel = sum(slice_numel(shape, sharers.degree) for shape in group.values())
-        check_flat(masters[s], numel, module)
+        check_flat(masters[s], numels[s], module)
         gathered.keep(part, masters[s].key, masters[s].tensor())
         members = sharers.tensors(group)
         gathered.has(members, "fp32")
         if (held := states.find(s)) is not None:
-            gathered.state(part, held, ((numel,),), members)
+            gathered.state(part, held, ((numels[s],),), members)
 
 
 def _owners(module: RankModule, part: TorchFile, groups: list[Value]) -> dict[int, int]:

@@ -202,6 +202,10 @@ class Gathered:
         if held := {name: one for name, one in self.of_empty.items() if name in empty}:
             noted = {name: dict(one) for name, one in empty.items() if isinstance(one, dict)}
             self.blobs["empty_tensors"] = {name: one | held.get(name, {}) for name, one in noted.items()}
+        tensors: dict[int, tuple[tuple[Key, TensorRef], ...]] = {}  # by value, which equal files share
+        for part in files:
+            if id(part.value) not in tensors:
+                tensors[id(part.value)] = tuple(tensors_of(part.value, part.file))
         made = Checkpoint(
             top=place.top,
             root=place.root,
@@ -210,10 +214,10 @@ class Gathered:
             version=said,
             extents=self.payload,
             carried_extents={
-                where: extent
+                where: part.extent(key, tensor)
                 for part in files
-                for extent in part.extents()
-                if (where := (part.file, extent.key)) not in self.payload and where not in self.consumed
+                for key, tensor in tensors[id(part.value)]
+                if (where := (part.file, key)) not in self.payload and where not in self.consumed
             },
             state=TrainState(
                 framework=framework,

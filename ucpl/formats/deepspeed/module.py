@@ -15,7 +15,7 @@ from typing import NoReturn
 from attrs import field
 
 from ucpl.errors import Label, fail
-from ucpl.extents import DTYPES, NamedTensor, TensorRef, key_text
+from ucpl.extents import DTYPES, Key, NamedTensor, TensorRef, key_text
 from ucpl.extents.parallel_facts import slice_numel
 from ucpl.files.carrying import lifted
 from ucpl.files.pickles import attributes_of
@@ -300,23 +300,20 @@ def keep_module(gathered: Gathered, module: RankModule, shard: ModelRankFiles, s
     """Keep weights, buffers and fragments of frozen parameters, of all dp ranks."""
     first = Value.of(shard.first)
     names = [*first.at("module").mapping()]
+    ways: dict[int, tuple[set[Key], dict[Key, TensorRef]]] = {}  # by value: pickles of equal bytes are one
     for part in shard.metas:
-        value = Value.of(part)
-        if [*value.at("module").mapping()] != names:
-            odd = {*names} ^ {*value.at("module").mapping()}
-            differ(shard.first, part, "module", f"names ({', '.join(sorted(map(str, odd)))})" if odd else "names")
-        if part is not shard.first and groups_of(part) != groups_of(shard.first):
-            differ(shard.first, part, "param_shapes", "parameters")
-        for name, held in value.at("module").named():
-            owner = module.aliases.get(name, name)
-            if not isinstance(held.held, TensorRef):
-                continue
-            if name in module.left_out.names and 0 not in held.held.shape:
-                continue  # it goes along as it is
-            if name in module.empty or (stage == 3 and (owner not in module.buffers or name in module.aliases)):
-                gathered.consumed.add((part.file, held.key))
-            else:
-                gathered.keep_where_full(part, held.key, held.held)
+        if id(part.value) not in ways:
+            value = Value.of(part)
+            if [*value.at("module").mapping()] != names:
+                odd = {*names} ^ {*value.at("module").mapping()}
+                differ(shard.first, part, "module", f"names ({', '.join(sorted(map(str, odd)))})" if odd else "names")
+            if part is not shard.first and groups_of(part) != groups_of(shard.first):
+                differ(shard.first, part, "param_shapes", "parameters")
+            ways[id(part.value)] = _ways(module, value, stage)
+        consumed, kept = ways[id(part.value)]
+        gathered.consumed.update((part.file, key) for key in consumed)
+        for key, tensor in kept.items():
+            gathered.keep_where_full(part, key, tensor)
         _keep_fragments(gathered, module, part, stage, len(shard.metas))
         if stage == 2:
             _point_to_weights(gathered, module, part)
@@ -331,6 +328,23 @@ def keep_module(gathered: Gathered, module: RankModule, shard: ModelRankFiles, s
         )
     if stage >= 2 and "frozen_param_fragments" in first.mapping():  # below, DeepSpeed never states them
         gathered.set("frozen_fragments", int(fragments is not None), f"frozen_param_fragments of {module.file.file}")
+
+
+def _ways(module: RankModule, value: Value, stage: int) -> tuple[set[Key], dict[Key, TensorRef]]:
+    """Keys of a module without payload, and its other tensors."""
+    consumed: set[Key] = set()
+    kept: dict[Key, TensorRef] = {}
+    for name, held in value.at("module").named():
+        owner = module.aliases.get(name, name)
+        if not isinstance(held.held, TensorRef):
+            continue
+        if name in module.left_out.names and 0 not in held.held.shape:
+            continue  # it goes along as it is
+        if name in module.empty or (stage == 3 and (owner not in module.buffers or name in module.aliases)):
+            consumed.add(held.key)
+        else:
+            kept[held.key] = held.held
+    return consumed, kept
 
 
 def _keep_fragments(gathered: Gathered, module: RankModule, part: TorchFile, stage: int, dp: int) -> None:

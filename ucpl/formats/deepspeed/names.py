@@ -13,7 +13,7 @@ from attrs import field
 
 from ucpl.errors import Label, fail
 from ucpl.files.inert import HOLDERS
-from ucpl.files.torch_files import TorchFile, read_torch_file
+from ucpl.files.torch_files import Pickles, TorchFile, read_torch_file
 from ucpl.records import frozen
 
 # Model states: one file per model-parallel rank, or (stage 3) one per data-parallel rank too.
@@ -267,16 +267,17 @@ def is_taken(state: str) -> bool:
 # ---- files under their original names --------------------------------------------------------------------------------
 
 
-def read_shard(root: Path, name: str) -> TorchFile:
+def read_shard(root: Path, name: str, known: Pickles | None = None) -> TorchFile:
     """The headers of one rank's file.
 
     Files of ranks have equal keys and shapes. So a file under another rank's name passes for that rank's file, and at
     stage 3 no other check finds it. Files of other kinds have other forms, which readers reject. An archive with a name
     of another kind, such as one that was written to memory, is not checked.
 
-    Raises: UcplError E465 where the file was written as another one, E400-E427.
+    known: pickles of other files, see `read_torch_file`. Raises: UcplError E465 where the file was written as another one,
+    E400-E427.
     """
-    file = read_torch_file(root, name)
+    file = read_torch_file(root, name, known=known)
     written = f"{file.archive}.pt"
     there, here = place_in_run(written), place_in_run(name)
     if there is not None and here is not None and there.kind == here.kind and there.numbers != here.numbers:

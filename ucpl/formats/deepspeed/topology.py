@@ -16,7 +16,7 @@ from ucpl.extents import PickledCall
 from ucpl.extents.pipeline import layer_file
 from ucpl.files.checkpoint import Order
 from ucpl.files.header_watch import ahead
-from ucpl.files.torch_files import TorchFile
+from ucpl.files.torch_files import Pickles, TorchFile
 from ucpl.files.values import Value
 from ucpl.formats.deepspeed import auto_ep
 from ucpl.formats.deepspeed.names import StepFiles, layer_place, model_file, read_shard
@@ -100,7 +100,8 @@ def topology_of(listing: StepFiles) -> Topology:
     ahead(root / listing.files[0], [partial(read_shard, root, name) for name in listing.files])
     is_sliced = any(dp is not None for dp, _ in listing.models)  # stage 3
     ranks = 1 + max(mp for _, mp in (*listing.models, *listing.optims))
-    rows = [_metas(listing, mp, is_sliced) for mp in range(ranks)]
+    models, states = Pickles(), Pickles()  # most are those of all ranks
+    rows = [_metas(listing, mp, is_sliced, models) for mp in range(ranks)]
     tp, pp = _degrees(listing, rows[0][0], ranks)
     _reject_kinds(listing, rows, (tp, pp))
     dp = 0
@@ -108,7 +109,7 @@ def topology_of(listing: StepFiles) -> Topology:
     for mp, metas in enumerate(rows):
         mine = _of_rank(listing, mp)
         dp = _dp_degree(mine, metas[0], is_sliced)
-        optims = tuple(read_shard(root, mine.optims[rank, mp]) for rank in range(dp)) if mine.optims else ()
+        optims = tuple(read_shard(root, mine.optims[rank, mp], states) for rank in range(dp)) if mine.optims else ()
         is_older = _lacks_shapes(metas[0], listing)
         if is_older:
             from ucpl.formats.deepspeed.older_experts import restated
@@ -178,7 +179,7 @@ def _reject_auto_ep(first: TorchFile, degrees: tuple[int, int], listing: StepFil
 # ---- degrees ---------------------------------------------------------------------------------------------------------
 
 
-def _metas(listing: StepFiles, mp: int, is_sliced: bool) -> tuple[TorchFile, ...]:
+def _metas(listing: StepFiles, mp: int, is_sliced: bool, known: Pickles) -> tuple[TorchFile, ...]:
     """The files of model states of one model-parallel rank.
 
     That of its first dp rank must exist.
@@ -194,7 +195,7 @@ def _metas(listing: StepFiles, mp: int, is_sliced: bool) -> tuple[TorchFile, ...
             Label(str(root), "files of other ranks"),
         )
     order = sorted(mine, key=lambda dp: -1 if dp is None else dp)
-    return tuple(read_shard(root, mine[dp]) for dp in order)
+    return tuple(read_shard(root, mine[dp], known) for dp in order)
 
 
 def _degrees(listing: StepFiles, first: TorchFile, ranks: int) -> tuple[int, int]:
