@@ -112,6 +112,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="of each way in turn; one more comes before them")
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS)
     parser.add_argument("--folder", help="where the checkpoints are made; they are read from the page cache")
+    parser.add_argument("--table", default="loads", help="the name of the table that is written")
     given = parser.parse_args()
     python = os.environ.get("UCPL_INTEROP_PYTHON", str(HERE.parent / ".venv-interop" / "bin" / "python"))
     found = []
@@ -119,7 +120,7 @@ def main() -> None:
         print(" | ".join(row), flush=True)
         found.append(row)
     asked = " ".join(sys.argv[1:])
-    table = Table("loads", f"python -m benchmarks.loads {asked}".rstrip(), machine(), HEAD, tuple(found))
+    table = Table(given.table, f"python -m benchmarks.loads {asked}".rstrip(), machine(), HEAD, tuple(found))
     print(f"\n{table}")
     save(table)
 
