@@ -8,7 +8,7 @@ A run whose optimizer cannot be read is refused here, if its target is more than
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from attrs import evolve
@@ -39,6 +39,7 @@ from ucpl.registry import degree_of, format_named
 if TYPE_CHECKING:
     from ucpl.files.checkpoint import Checkpoint
     from ucpl.graph import Graph
+    from ucpl.layout import Layout
     from ucpl.planning.plan import Plan, Recipe
     from ucpl.registry import Format
 
@@ -74,17 +75,26 @@ def tensors_of(graph: Graph, dropped: tuple[str, ...]) -> Account:
     """
     here = graph.source
     stored = {(here.tensors[t], p.state) for p in here.parts for t in p.tensors}
-    pairs = {(name, state) for path, state in stored for name in here.layout.members(path)}
-    used = {(name, state) for path, state in graph.used for name in here.layout.members(path)}
+    used = stored.intersection(graph.used)
     items: list[Item] = []
-    moved = Counter(state for _, state in pairs & used)
+    counts, moved = (_counts(here.layout, some) for some in (stored, used))
+    owners = {name: path for path, family in here.layout.families.items() for name in family.names} if dropped else {}
     for text in dropped:
         what, _, why = text.partition(": ")
         state, _, path = what.partition(" of ")
-        if (path, state) in pairs and (path, state) not in used:
+        place = owners.get(path, path), state
+        if place in stored and place not in used:
             items.append(("derived" if _REMADE in why else "dropped", f"{_TENSORS} {state}", path, why))
     kept = tuple(AccountEntry("moved", f"{_TENSORS} {state}", n) for state, n in sorted(moved.items()))
-    return Account(len(pairs), (*kept, *entries_of(items))).check_sum()
+    return Account(counts.total(), (*kept, *entries_of(items))).check_sum()
+
+
+def _counts(layout: Layout, places: Iterable[tuple[str, str]]) -> Counter[str]:
+    """The number of tensors with each state, a family by its members."""
+    found: Counter[str] = Counter()
+    for path, state in places:
+        found[state] += len(layout.members(path))
+    return found
 
 
 # ---- all of it --------------------------------------------------------------------------------------------------------

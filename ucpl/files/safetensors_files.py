@@ -218,7 +218,7 @@ class _Header:
         if type(entry) is not dict or entry.keys() != _KEYS:
             self.wrong("E431", f"tensor {name!a} is not described by dtype, shape and data_offsets", name)
         shape, offsets = entry["shape"], entry["data_offsets"]
-        if not (_are_sizes(shape) and _are_sizes(offsets) and len(offsets) == 2 and len(shape) <= DIMS_MAX):
+        if not (_are_offsets(offsets) and _are_sizes(shape) and len(shape) <= DIMS_MAX):
             self.wrong("E431", f"tensor {name!a} has a wrong shape or place", name)
         dtype = BY_SAFETENSORS.get(entry["dtype"]) if type(entry["dtype"]) is str else None
         if dtype is None:
@@ -241,6 +241,14 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     for axis in range(len(shape) - 1, 0, -1):
         stride[axis - 1] = stride[axis] * max(shape[axis], 1)
     return tuple(stride)
+
+
+def _are_offsets(value: object) -> bool:
+    """The same as for two sizes: there are most of them."""
+    if type(value) is not list or len(value) != 2:
+        return False
+    begin, end = value
+    return type(begin) is int is type(end) and 0 <= begin < 1 << 62 and 0 <= end < 1 << 62
 
 
 def _are_sizes(value: object) -> bool:

@@ -128,6 +128,8 @@ class EntryParts:
     def like(self, line: States, rule: FileRule) -> list[Part]:
         """A `like` line: each state cut as the tensor's own entry is."""
         layout, site = self.site.layout, self.site
+        if not any(site.state_names(line, g) for g in line.groups or (None,)):
+            return []
         out = []
         positions: dict[object, int] = {}  # of tensors that are at one place: other ranks count for themselves
         for number, g in enumerate(line.groups or (None,)):

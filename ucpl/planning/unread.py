@@ -30,7 +30,7 @@ def unread_of(extents: Extents, sources: Shelves) -> Unread:
     read = {*sources.places}
     found: dict[str, list[int]] = {}
     for (file, key), extent in extents.items():
-        if extent.numel and (file, key) not in read:
+        if (file, key) not in read and extent.numel:
             found.setdefault(file, []).append(_mark(key, extent))
     return {file: tuple(sorted(marks)) for file, marks in sorted(found.items())}
 

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
+from math import prod
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
@@ -317,11 +319,11 @@ class _Folder:
         texts, more = read_texts(self.root) if top.is_dir() else ({}, [])
         self.not_read += more
         self.noted += damaged_texts(texts)
-        empty = {name: extent for name, extent in self.found.items() if extent.numel == 0}
+        empty = {name: extent for name, extent in self.found.items() if 0 in extent.shape}
         blobs: dict[str, object] = {TEXTS: texts} if texts else {}
         if empty:
             blobs[EMPTY] = {n: {"dtype": e.dtype, "shape": list(e.shape), "buffer": True} for n, e in empty.items()}
-        full = {name: extent for name, extent in self.found.items() if name not in empty}
+        full = {name: extent for name, extent in self.found.items() if name not in empty} if empty else self.found
         shards = Setting(len(parts), f"files of {self.root.name}")
         return Checkpoint(
             top=top,
@@ -355,11 +357,17 @@ class _Folder:
 
         Raises: UcplError E381, E382.
         """
-        total = 0
+        forms: Counter[tuple[str, tuple[int, ...]]] = Counter()
+        listed = self.weight_map.keys() if self.weight_map is not None else None
         for part in parts:
+            forms.update([(extent.dtype, extent.shape) for extent in part.tensors.values()])
+            names = part.tensors.keys()
+            if names.isdisjoint(self.found) and (listed is None or names <= listed):
+                self.found |= part.tensors
+                continue
             for name, extent in part.tensors.items():
-                total += extent.numel * DTYPES[extent.dtype].itemsize
                 self.keep(name, extent)
+        total = sum(count * prod(shape) * DTYPES[dtype].itemsize for (dtype, shape), count in forms.items())
         seconds = {alias for part in parts for alias in part.aliases}
         for name, file in (self.weight_map or {}).items():
             if name not in self.found and name in seconds:
