@@ -34,6 +34,7 @@ CALLS = 140  # at most, for one tensor more that folds
 APART = 300  # at most, for one tensor more of a size of its own
 CONVERTED = {"plain()": 740}  # at most, for one tensor more that folds, in a conversion to this target
 OF_RANK = 25  # at most, for a tensor in one more rank's files of ZeRO-3
+KEPT = 4_950  # bytes of memory at most, of one tensor more in a conversion to plain()
 OPENED = 215  # at most, to open a torch file with one tensor more
 NAMED = 750  # bytes at most that one more tensor adds to the file of such a plan: its names and places
 MODULES = 326  # of ucpl, in a process of `convert`
@@ -146,7 +147,7 @@ def test_one_more_tensor_in_a_torch_file_takes_few_calls(tmp_path: Path) -> None
 @pytest.mark.parametrize("to", CONVERTED)
 def test_one_more_tensor_in_a_conversion_takes_few_calls(tmp_path: Path, to: str) -> None:
     """Of planning, all heads, moves, digests, the read-back and the opened target."""
-    counts = []
+    counts, peaks = [], []
     target = tmp_path / ("out.pt" if to == "plain()" else "out")
 
     def convert(n: int) -> None:
@@ -157,7 +158,12 @@ def test_one_more_tensor_in_a_conversion_takes_few_calls(tmp_path: Path, to: str
         if not counts:
             convert(n)  # imports, and texts that are kept
         counts.append(calls(lambda n=n: convert(n)))  # type: ignore[misc]
+        tracemalloc.start()
+        convert(n)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
     assert counts[1] - counts[0] <= CONVERTED[to] * 500, counts
+    assert peaks[1] - peaks[0] <= KEPT * 500, peaks
 
 
 def test_ranks_with_equal_pickles_are_read_once(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ __all__ = ["dump_pickle", "dumps"]
 
 _STORAGE_NAMES = {dtype.name: Global("torch", dtype.storage) for dtype in DTYPES.values() if dtype.storage}
 _LEAVES = LEAVES - {bytearray}  # which stays shared, as lists do
+_JOINED = 10_000  # instructions that are joined: each alone takes 40 bytes
 _BATCH = 1000  # items between one MARK and its APPENDS or SETITEMS, as Python's pickler does
 
 
@@ -80,7 +81,7 @@ def dump_pickle(value: object) -> tuple[bytes, tuple[StorageRef, ...]]:
     finally:
         if collecting:
             gc.enable()
-    return b"".join(writer.out), tuple(writer.storages)
+    return b"".join((*writer.done, *writer.out)), tuple(writer.storages)
 
 
 class _Op(bytes):
@@ -100,7 +101,8 @@ class _Then:
 class _Writer:
     """A writer without recursion: `todo` holds the remaining work, last first."""
 
-    out: list[bytes] = field(factory=list)
+    out: list[bytes] = field(factory=list)  # the last instructions
+    done: list[bytes] = field(factory=list)  # those before, joined
     storages: dict[StorageRef, None] = field(factory=dict)
     _memo: dict[Hashable, int] = field(factory=dict)  # a text or name, or the id of a container -> its number
     _todo: list[object] = field(factory=list)
@@ -111,7 +113,7 @@ class _Writer:
         todo, out = self._todo, self.out
         out.append(b"\x80\x02")
         todo.append(root)
-        size = counted = 0
+        size = 0
         while todo:
             item = todo.pop()
             if type(item) is _Op:
@@ -120,9 +122,10 @@ class _Writer:
                 item.do()
             else:
                 self._value(item)
-            if len(out) - counted > 100_000:
-                size += sum(map(len, out[counted:]))
-                counted = len(out)
+            if len(out) > _JOINED:
+                self.done.append(b"".join(out))
+                out.clear()
+                size += len(self.done[-1])
                 if size > PICKLE_BYTES_MAX:
                     raise Bad("E440", f"a value of more than {PICKLE_BYTES_MAX} bytes cannot be written")
         out.append(b".")

@@ -94,6 +94,7 @@ def execute(
         counters.bytes_needed = bounded.rows.bytes_needed
     plane = DataPlane(options.workers, share, Budget(options.memory), counters)
     run = _Run(bounded, texts, (options, team), plane, place)
+    del bounded  # the run drops it before it opens the target
     lock = Lock(place)
     try:
         with lock if run.leads else nullcontext():
@@ -600,6 +601,7 @@ class _Run:
             self._complete_texts()
             contents = ManifestContents(self.layout, unit_crc, beside, self.texts)
             self._write_texts({} if self.single else {MANIFEST: manifest_of(self.plan, self.digests, contents)})
+            del contents, beside, patches
             self._publish()
 
     def _take_over(self, known: DoneTiles) -> None:
@@ -680,7 +682,7 @@ class _Run:
             cannot_write(self.work.folder, error)
         thing = self.work.tree / self.layout.files[0].path if self.single else self.work.tree
         assert self.journal is not None
-        self.files.close()
+        self._drop_records()
         if self.options.look is not None:
             try:
                 self.options.look(thing)
@@ -691,6 +693,16 @@ class _Run:
         self.work.publish(thing, self.journal, self.options.force)
         self.keep = False
         self.work.clear()
+
+    def _drop_records(self) -> None:
+        """Close the files, and drop all records of single tensors.
+
+        To open a target takes as much memory again.
+        """
+        self.files.close()
+        self.layout = self.layout.bare()
+        self.files.files = self.layout.files
+        del self.rows, self.places, self.fills
 
 
 def _report_of(run: _Run, *, done_before: bool = False) -> Report:

@@ -92,6 +92,10 @@ class TargetPlan:
     def size(self) -> int:
         return sum(f.plan.size for f in self.files)
 
+    def bare(self) -> TargetPlan:
+        """The files with their sizes alone."""
+        return TargetPlan(tuple(TargetFile(f.path, _Whole(f.plan.size)) for f in self.files), (), (), (), ())
+
 
 def lay_out(skeleton: Skeleton, targets: Sequence[StoredTensor]) -> TargetPlan:
     """Fix every byte position of the target.
