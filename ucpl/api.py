@@ -272,9 +272,9 @@ def infer(checkpoint: Here) -> Inferred:
 
     `.text()` is the .ucpl.
     """
-    from ucpl.conversion.opening import infer as made
+    from ucpl.conversion.sides import inferred
 
-    return open_for_inspection(lambda given: made(open_headers(checkpoint, None, given)))
+    return open_for_inspection(lambda given: inferred(open_headers(checkpoint, None, given)))
 
 
 # ---- the steps of a conversion, one by one -----------------------------------------------------------------------------

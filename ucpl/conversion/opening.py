@@ -459,16 +459,17 @@ def own_layout(path: Path, framework: str | None = None) -> Called | None:
     return found if _of_a_spec(items) else None
 
 
-def infer(checkpoint: Checkpoint, *, fold: bool = False, kin: Kin | None = None) -> Inferred:
+def infer(checkpoint: Checkpoint, *, fold: bool = False, kin: Kin | None = None, with_scales: bool = True) -> Inferred:
     """Infer the model and layout of a checkpoint.
 
     fold: tensors that are stored alike are one in its placement. kin: see `resolve`. They are checked against it.
+    with_scales: see `inference.infer`.
     Raises: UcplError E320-E323.
     """
     from ucpl.inference.infer import infer as made
     from ucpl.verification import spec_matches
 
-    found = made(checkpoint, fold=fold, kin=kin)
+    found = made(checkpoint, fold=fold, kin=kin, with_scales=with_scales)
     spec_matches.demand(found.placement, checkpoint)
     return found
 

@@ -35,13 +35,14 @@ from ucpl.registry import format_named, format_of_layout
 
 if TYPE_CHECKING:
     from ucpl.files.checkpoint import Checkpoint
+    from ucpl.inference.infer import Inferred
     from ucpl.inference.parallel import Note
     from ucpl.inference.sizes import Found
     from ucpl.language import nodes
     from ucpl.placement import Placement
 
 __all__ = [
-    "families_of", "in_families", "is_by_tensor", "sides", "source_side", "target_side", "with_common_families",
+    "families_of", "in_families", "inferred", "is_by_tensor", "sides", "source_side", "target_side", "with_common_families",
     "without_families",
 ]  # fmt: skip
 
@@ -87,6 +88,19 @@ def in_families(checkpoint: Checkpoint, described: Called | None, given: Given) 
         except UcplError:
             pass
     return source_side(checkpoint, described, given)
+
+
+def inferred(checkpoint: Checkpoint) -> Inferred:
+    """The model and layout of a checkpoint.
+
+    Many tensors are placed in families. An error names a single tensor. Raises: UcplError E320-E323.
+    """
+    if len(checkpoint.state.tensors) >= FAMILIES_FROM:
+        try:
+            return infer(checkpoint, fold=True, with_scales=False)
+        except UcplError:
+            pass
+    return infer(checkpoint)
 
 
 def is_by_tensor(checkpoint: Checkpoint) -> bool:
@@ -144,12 +158,13 @@ def _described_side(checkpoint: Checkpoint, one: Called, given: Given) -> Side:
     """A source that a spec describes, with sizes of the checkpoint."""
     from ucpl.inference import parallel, ranks, vocabulary
     from ucpl.inference.infer import inherited_settings, model_of, stated_of
-    from ucpl.inference.sizes import sizes_from, with_sizes
+    from ucpl.inference.sizes import in_order, sizes_from, with_sizes
     from ucpl.inference.whole_shapes import with_shapes
     from ucpl.verification import spec_matches
 
     sizes = sizes_from(checkpoint, one.library, one.call, given.config, given.sizes)
-    one = Called(with_sizes(one.library, one.layout.of, sizes), one.call)
+    library = in_order(checkpoint, with_sizes(one.library, one.layout.of, sizes), one.layout.of)
+    one = Called(library, one.call)
     shaped = with_shapes(checkpoint, one.library, one.call)
     given = evolve(
         given, model=model_of(shaped, {}) if one.is_of_any else None, inherited=inherited_settings(checkpoint)

@@ -14,9 +14,10 @@ from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.model_texts import config_of
 from ucpl.inference.blocks import scalings_of
 from ucpl.language import nodes, print_expr, print_file
-from ucpl.language.source import why_too_large, why_too_many, why_unwritten
+from ucpl.language.source import why_too_large, why_unwritten
 from ucpl.language.words import is_dotted, quote
 from ucpl.layout import Layout, Library, expand, load, resolve
+from ucpl.layout.folded_names import folded
 from ucpl.layout.scope import Value
 from ucpl.placement import Placement, locate
 from ucpl.placement.flats import Stated
@@ -56,9 +57,7 @@ class Inferred:
         names = [*(tensor.name for tensor in self.checkpoint.state.tensors), *self.checkpoint.state.aliases]
         if why := why_unwritten(names, in_keys=True):
             self._reject("E017", why)
-        if why := why_too_many(names):
-            self._reject("E011", why)
-        text = print_file(nodes.File("inferred.ucpl", VERSION, (self.model, self._written())))
+        text = print_file(nodes.File("inferred.ucpl", VERSION, self._written()))
         if why := why_too_large(text):
             self._reject("E011", why)
         passed = [one for one in self.checkpoint.not_read if one.is_optimizer]
@@ -74,23 +73,25 @@ class Inferred:
 
     def call_text(self) -> str:
         """The call of the text's layout, with its remaining parameters."""
-        arguments = ", ".join(f"{p.name} = {print_expr(p.default)}" for p in self._written().parameters if p.default)
+        arguments = ", ".join(f"{p.name} = {print_expr(p.default)}" for p in self._written()[1].parameters if p.default)
         return f"{LAYOUT_NAME}({arguments})"
 
-    def _written(self) -> nodes.Layout:
-        return expand(self.library, self.call, self.model, name=LAYOUT_NAME, inherited=self.inherited)
+    def _written(self) -> tuple[nodes.Model, nodes.Layout]:
+        """Model and layout, with folded names."""
+        layout = expand(self.library, self.call, self.model, name=LAYOUT_NAME, inherited=self.inherited, is_named=False)
+        return folded(self.model, layout)
 
 
-def infer(checkpoint: Checkpoint, *, fold: bool = False, kin: Kin | None = None) -> Inferred:
+def infer(checkpoint: Checkpoint, *, fold: bool = False, kin: Kin | None = None, with_scales: bool = True) -> Inferred:
     """The model and layout of an opened checkpoint.
 
-    fold: tensors that are stored alike are one in its placement. kin: see `resolve`. Raises: UcplError if the language
-    cannot describe its framework.
+    fold: tensors that are stored alike are one in its placement. kin: see `resolve`. with_scales: the placement knows them;
+    it needs none where nothing is cut. Raises: UcplError if the language cannot describe its framework.
     """
     library = load()
     settings = inherited_settings(checkpoint)
     call = nodes.Call(layout_name(checkpoint))
-    model = model_of(checkpoint, {})
+    model = model_of(checkpoint, {}, with_scales=with_scales)
     notes: tuple[Note, ...] = ()
     of = format_named(checkpoint.format)
     if (is_described := of.describes(checkpoint)) or is_model_parallel(checkpoint):  # most checkpoints need neither
@@ -103,9 +104,13 @@ def infer(checkpoint: Checkpoint, *, fold: bool = False, kin: Kin | None = None)
     placement = locate(layout, stated=stated_of(checkpoint))
     dtypes = state_dtypes(checkpoint, placement)
     if any(dtype != "f32" for of in dtypes.values() for dtype in of.values()):
-        model = model_of(checkpoint, dtypes)
+        model = model_of(checkpoint, dtypes, with_scales=with_scales)
         layout = resolve(library, call, model=model, inherited=settings, notes=notes, fold=fold, kin=kin)
         placement = locate(layout, stated=stated_of(checkpoint))
+    if not with_scales and scalings_of(checkpoint):
+        if any(degree > 1 for mesh in layout.meshes for degree in mesh.degrees):
+            return infer(checkpoint, fold=fold, kin=kin)
+        model = model_of(checkpoint, dtypes)
     return Inferred(checkpoint, library, model, call, settings, placement.layout, placement)
 
 
@@ -139,7 +144,7 @@ def inherited_settings(checkpoint: Checkpoint) -> dict[str, tuple[Value, str]]:
     return out
 
 
-def model_of(checkpoint: Checkpoint, dtypes: StateDtypes) -> nodes.Model:
+def model_of(checkpoint: Checkpoint, dtypes: StateDtypes, *, with_scales: bool = True) -> nodes.Model:
     """The model statement: tensors in order, aliases, groups of the optimizer, states."""
     experts = checkpoint.state.parallel.experts
     items: list[nodes.ModelItem] = [*_bindings({t.name: t.shape for t in checkpoint.state.tensors}, experts)]
@@ -150,7 +155,8 @@ def model_of(checkpoint: Checkpoint, dtypes: StateDtypes) -> nodes.Model:
         kind = t.kind if t.kind in ("buffer", "frozen") else "parameter"
         dims = _named_dims(t.name, t.shape, experts) or plain[t.shape]
         scaling = scales.get(t.name)
-        items.append(nodes.Tensor(t.name, dims, t.dtype or None, "frozen" if scaling else kind, None, scaling))  # type: ignore[arg-type]
+        kind, scaling = "frozen" if scaling else kind, scaling if with_scales else None
+        items.append(nodes.Tensor(t.name, dims, t.dtype or None, kind, None, scaling))  # type: ignore[arg-type]
     items += [nodes.Alias(alias, owner) for alias, owner in checkpoint.state.aliases.items()]
     groups = checkpoint.state.groups
     items += [nodes.Group(g.name, members=g.members) for g in groups if g.members]

@@ -200,6 +200,25 @@ def with_sizes(library: Library, model: str, found: Found) -> Library:
     return library.with_model(evolve(known, items=(said, *known.items)))
 
 
+def in_order(checkpoint: Checkpoint, library: Library, name: str) -> Library:
+    """The library with a model's tensors in the checkpoint's order.
+
+    It changes lines with braces alone. Such a line is a set: files sort `10` before `2`, and shards have any order.
+    """
+    known = library.known.get(name)
+    if known is None or not isinstance(known.node, nodes.Model):
+        return library
+    tensors = [item for item in known.node.items if isinstance(item, nodes.Tensor)]
+    if len({item.span for item in tensors}) == len(tensors):
+        return library
+    place = {tensor.name: n for n, tensor in enumerate(checkpoint.state.tensors)}
+    if not all(item.path in place for item in tensors):
+        return library
+    ordered = iter(sorted(tensors, key=lambda item: place[item.path]))
+    items = tuple(next(ordered) if isinstance(item, nodes.Tensor) else item for item in known.node.items)
+    return library.with_model(evolve(known.node, items=items))
+
+
 # ---- lengths with one unknown dim ------------------------------------------------------------------------------------
 
 

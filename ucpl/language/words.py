@@ -15,7 +15,7 @@ from ucpl.language.source import Source
 __all__ = [
     "AXIS_WORDS", "BRACKET_WORDS", "CLAUSE_WORDS", "DIM_WORDS", "ELEMENT_TYPES", "FILL_WORDS", "INSTEAD",
     "LACKED_WORDS", "LAYOUT_WORDS", "MEMBER_WORDS", "MODEL_WORDS", "NONE_WORDS", "PATTERN_WORDS", "SPLIT_WORDS",
-    "USUAL_AXES", "HOLE", "is_dotted", "quote", "unquote",
+    "NUMBERED", "USUAL_AXES", "HOLE", "is_dotted", "quote", "unquote",
 ]  # fmt: skip
 
 USUAL_AXES = ("tp", "pp", "dp", "ep", "cp", "edp", "sp", "fsdp")  # names of mesh axes that authors use
@@ -70,6 +70,7 @@ ELEMENT_TYPES = frozenset(
 
 
 HOLE = re.compile(r'\{((?:"(?:[^"\\]|\\.)*"|[^{}:"])*)(?::([^{}]*))?\}')  # `{expr:format}` in a template
+NUMBERED = re.compile(r"\{([A-Za-z_]\w*)(?:\[([^\[\]{}]+)\])?\}")  # `{l}`, `{l[3..]}` in a tensor's name
 
 _DOTTED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*\Z")
 _ESCAPE = re.compile(r"\\(u\{([0-9A-Fa-f]{1,6})\}|.)")

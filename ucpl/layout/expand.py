@@ -7,25 +7,35 @@ all names that only they use. `close`: of a named model, its numbers filled in.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from attrs import evolve
 
 from ucpl.language import nodes
-from ucpl.language.walk import lowest_version, rewritten, walk
-from ucpl.language.words import HOLE
+from ucpl.language.walk import lowest_version, rewritten
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.entries import is_wild, written_entries
+from ucpl.layout.layout import LogicalTensor
 from ucpl.layout.library import Library
 from ucpl.layout.models import ModelGroups, aliases_of, groups_of, tensors_of, trained_groups
 from ucpl.layout.resolve import resolved
 from ucpl.layout.scope import Config, Scope, Value, literal
 from ucpl.layout.statements import CallInputs, Inherited, OpenedLayout, items_of, open_layout
 from ucpl.layout.storing import is_there, stated_clauses
+from ucpl.layout.used_names import holes_of, names_of
 
-__all__ = ["close", "expand", "items_of", "wildcards_of", "holes_of", "lines_in_file", "names_of", "without_unused"]
+__all__ = [
+    "close",
+    "expand",
+    "items_of",
+    "wildcards_of",
+    "distinct",
+    "holes_of",
+    "lines_in_file",
+    "names_of",
+    "without_unused",
+]
 
 Item = TypeVar("Item", bound=nodes.Record)
 
@@ -41,15 +51,20 @@ def expand(
     name: str = "stored",
     inherited: Inherited | None = None,
     config: Config | None = None,
+    is_named: bool = True,
 ) -> nodes.Layout:
-    """The called layout over `model`, so that it needs no other file."""
+    """The called layout over `model`, so that it needs no other file.
+
+    is_named: keys have the names of tensors, and a group its members; else `{name}`, and `all` where no order matters.
+    """
     opened = open_layout(library, call, CallInputs(config or {}, {}, inherited or {}), model)
-    entries = _wild_entries(opened)
     tensors = tensors_of(opened.model_items, opened.scope)
+    entries = _wild_entries(opened, tensors, is_named=is_named)
     groups = groups_of(opened.model_items, tensors)
     is_grouped = any(isinstance(i, nodes.Group) for i in opened.items)
     if not groups and is_grouped:  # else `*` stays: nothing names a group
-        groups = trained_groups(groups, tensors)
+        is_all = not is_named and not any(map(_is_in_order, opened.items))
+        groups = ((ALL, ()),) if is_all and trained_groups(groups, tensors) else trained_groups(groups, tensors)
     apart = {i.name for i in opened.items if isinstance(i, nodes.Group) and not i.of_model}  # with lines of their own
     fixed = _fixed(opened)
     out: list[nodes.LayoutItem] = [*_lets(fixed), *_inner_parameters(opened)]
@@ -61,6 +76,25 @@ def expand(
             out += _written(item, opened.scope, tuple(g for g in groups if g[0] not in apart))
     parameters = tuple(p for p in _parameters(opened) if p.name not in fixed)
     return nodes.Layout(name, parameters, model.name, None, tuple(without_unused(_founded(out, opened.model_items))))
+
+
+ALL = "parameters"  # the group of a model without groups
+
+
+def _members(item: nodes.Group, name: str, members: tuple[str, ...]) -> nodes.Group:
+    """A group of the model as one of the layout.
+
+    Without members it has all parameters.
+    """
+    return evolve(item, name=name, of_model=False, members=members or None, without=None if members else ())
+
+
+def _is_in_order(item: nodes.LayoutItem) -> bool:
+    """True if a line of states depends on a group's order."""
+    if not isinstance(item, nodes.States) or item.shape is None:
+        return False
+    keys = (holes_of(c.args[0]) for c in item.clauses if c.word == "as")
+    return item.shape != "like" or not {"bucket", "number", "member"}.isdisjoint(name for key in keys for name in key)
 
 
 def _fixed(opened: OpenedLayout) -> dict[str, Value]:
@@ -90,7 +124,7 @@ def _written(item: nodes.LayoutItem, scope: Scope, groups: ModelGroups) -> Itera
     """One statement with its condition decided, and `*` as its groups."""
     match item:
         case nodes.Group(of_model=True):
-            return [evolve(item, name=g, of_model=False, members=m) for g, m in groups]
+            return [_members(item, g, m) for g, m in groups]
         case nodes.States(groups=("*",)) if groups and is_there(item, scope):
             return [evolve(item, clauses=stated_clauses(item), groups=tuple(g for g, _ in groups))]
         case nodes.Assert():
@@ -108,23 +142,26 @@ def wildcards_of(
     """
     opened = open_layout(library, call, CallInputs(inherited=inherited or {}), model)
     out: dict[str, tuple[nodes.Entry, ...]] = {}
-    for entry in _wild_entries(opened, every=True):
+    for entry in _wild_entries(opened, tensors_of(opened.model_items, opened.scope), every=True):
         out[entry.path] = (*out.get(entry.path, ()), entry)
     return out
 
 
-def _wild_entries(opened: OpenedLayout, *, every: bool = False) -> list[nodes.Entry]:
+def _wild_entries(
+    opened: OpenedLayout, tensors: dict[str, LogicalTensor], *, every: bool = False, is_named: bool = True
+) -> list[nodes.Entry]:
     """Globs and entries with `*`, one a tensor that no other names.
 
-    `every`: those that others name, too.
+    `every`: those that others name, too. `is_named`: with the names in their keys.
     """
-    tensors = tensors_of(opened.model_items, opened.scope)
     written = written_entries(opened.items, opened.scope)
     if every:
         written = evolve(written, explicit=frozenset())
     out = []
     for wild in written.wild(tensors, aliases_of(opened.model_items, tensors, opened.scope)):
-        clauses = tuple(_named(c, wild.variables) for c in stated_clauses(wild.item))
+        clauses = stated_clauses(wild.item)
+        if is_named or wild.alias:
+            clauses = tuple(_named(c, wild.variables) for c in clauses)
         out.append(nodes.Entry(wild.alias or wild.path, (), wild.item.shape, clauses, None))
     return out
 
@@ -308,9 +345,6 @@ def _lets(values: Mapping[str, Value]) -> list[nodes.Let]:
 # ---- uses of declarations --------------------------------------------------------------------------------------------
 
 
-_NAME = re.compile(r"[A-Za-z_][\w.]*")
-
-
 def without_unused(items: Sequence[nodes.LayoutItem]) -> list[nodes.LayoutItem]:
     """Statements without unused files and numbers.
 
@@ -319,7 +353,7 @@ def without_unused(items: Sequence[nodes.LayoutItem]) -> list[nodes.LayoutItem]:
     out: list[nodes.LayoutItem] = [
         item for item in items if not (isinstance(item, nodes.Files) and not lines_in_file(item.name, items))
     ]
-    always = {*names_of(_distinct(item for item in out if not isinstance(item, nodes.Let)))}
+    always = {*names_of(distinct(item for item in out if not isinstance(item, nodes.Let)))}
     while True:
         named = always | {*names_of(item for item in out if isinstance(item, nodes.Let))}
         kept: list[nodes.LayoutItem] = []
@@ -337,7 +371,7 @@ def without_unused(items: Sequence[nodes.LayoutItem]) -> list[nodes.LayoutItem]:
         out = kept
 
 
-def _distinct(items: Iterable[nodes.LayoutItem]) -> Iterator[nodes.Record]:
+def distinct(items: Iterable[nodes.Record]) -> Iterator[nodes.Record]:
     """The statements, with shared axes and clauses of entries once.
 
     A line of a layout of any model is an entry of each tensor, with the same axes.
@@ -375,42 +409,3 @@ def lines_in_file(name: str, items: Sequence[nodes.LayoutItem]) -> list[nodes.La
         if next((c.args[0] for c in clauses if c.word == "in"), default) == name:
             out.append(item)
     return out
-
-
-def names_of(texts: Iterable[nodes.Record]) -> Iterator[str]:
-    """Every name of expressions, patterns and templates.
-
-    Of dotted ones also each end: `eye.h.size` has `h`.
-    """
-    for node in walk(*texts):
-        for name in _own_names(node):
-            steps = name.removesuffix(".size").removesuffix(".local").split(".")
-            yield from (".".join(steps[i:]) for i in range(len(steps)))
-
-
-def _own_names(node: nodes.Record) -> Iterator[str]:
-    match node:
-        case nodes.Name(path=name) | nodes.Dim(name=name) | nodes.Dimension(name=str() as name):
-            yield name
-        case nodes.Split(mesh_axis=name):
-            yield name
-        case nodes.Binding(by=str() as name):
-            yield name
-        case nodes.Mesh(axes=names):
-            yield from names
-        case nodes.Files(template=text, key=key):
-            yield from holes_of(text + (key or ""))
-        case nodes.Domain(template=text):
-            yield from holes_of(text)
-        case nodes.Use(key=str() as text) | nodes.Assert(message=str() as text):
-            yield from holes_of(text)
-        case nodes.Group(stated=(_, str() as text)):
-            yield from holes_of(text)
-        case nodes.Clause(word="as", args=(str() as text,)) | nodes.Text(value=text):
-            yield from holes_of(text)
-
-
-def holes_of(text: str) -> Iterator[str]:
-    """Names in the braces of a template."""
-    for hole in HOLE.finditer(text):
-        yield from _NAME.findall(hole[1])

@@ -17,6 +17,7 @@ from ucpl.errors import Label, UcplError, fail
 from ucpl.language import nodes, parse
 from ucpl.language.walk import rewritten, walk
 from ucpl.layout.name_remedies import alike_names, nearest
+from ucpl.layout.numbered_names import with_single_names
 from ucpl.layout.scope import at
 from ucpl.records import define, frozen
 from ucpl.registry import formats
@@ -136,12 +137,15 @@ class Library:
         )
 
     def add(self, file: nodes.File) -> None:
-        file = written_out(file, self.sections)
+        file = with_single_names(written_out(file, self.sections), self._models())
         self.files[file.name] = file
         self.written.clear()
         for item in file.statements:
             if isinstance(item, nodes.Model | nodes.Layout | nodes.Plan):
                 self.known[item.name] = KnownStatement(item, file)
+
+    def _models(self) -> dict[str, Sequence[nodes.ModelItem]]:
+        return {name: one.node.items for name, one in self.known.items() if isinstance(one.node, nodes.Model)}
 
     def _lend(self, file: nodes.File) -> None:
         """Add a shipped file and its imports.

@@ -95,9 +95,10 @@ def test_plain_holds_the_full_tensors_bit_for_bit(tmp_path: Path) -> None:
 
 def test_cuts_are_written_in_the_shortest_true_way() -> None:
     lines = [" ".join(line.split()) for line in infer(FIXTURE).text().splitlines()]
-    assert f'"{QKV}" = (_[..24]@tp + _[24..32]@tp + _[32..]@tp) ... as "{QKV}"' in lines
-    assert f'"{UP}" = (_[..37]@spread(tp) + _[37..]@spread(tp)) ... as "{UP}"' in lines
-    assert f'"{DOWN}" = _ _@spread(tp) as "{DOWN}"' in lines
+    qkv, up, down = (name.replace("0", "{l}", 1) for name in (QKV, UP, DOWN))  # of both blocks
+    assert f'"{qkv}" = (_[..24]@tp + _[24..32]@tp + _[32..]@tp) ... as "{{name}}"' in lines
+    assert f'"{up}" = (_[..37]@spread(tp) + _[37..]@spread(tp)) ... as "{{name}}"' in lines
+    assert f'"{down}" = _ _@spread(tp) as "{{name}}"' in lines
 
 
 def test_origins_of_the_cuts_are_in_the_plan() -> None:

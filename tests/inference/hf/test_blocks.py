@@ -15,7 +15,8 @@ import ucpl
 from tests.formats.huggingface.folders import assert_equal, llama_config, llama_shapes, random_of, save, tensors_of
 from ucpl import api
 from ucpl.errors import UcplError
-from ucpl.language import nodes, parse
+from ucpl.language import nodes
+from ucpl.layout import load
 
 GENERIC = """ucpl 1
 
@@ -41,9 +42,9 @@ def folder(path: Path, sides: list[int], dtype: torch.dtype = torch.float8_e4m3f
     return save(path, tensors, config)
 
 
-def inferred(source: Path) -> dict[str, nodes.Tensor]:
-    text = api.infer(source).text()
-    (model,) = [s for s in parse(text, "inferred").statements if isinstance(s, nodes.Model)]
+def inferred(folder: Path) -> dict[str, nodes.Tensor]:
+    model = load(("made.ucpl", api.infer(folder).text())).model("checkpoint").node
+    assert isinstance(model, nodes.Model)
     return {i.path: i for i in model.items if isinstance(i, nodes.Tensor)}
 
 
