@@ -30,8 +30,8 @@ from ucpl.runtime import Report
 
 PER_TENSOR = 2_700  # bytes of memory at most, of one tensor more in a plan without a spec
 PEAK = 8 << 20  # bytes of memory, of a plan of 2,300 tensors
-CALLS = 140  # at most, for one tensor more that folds
-APART = 300  # at most, for one tensor more of a size of its own
+CALLS = 125  # at most, for one tensor more that folds
+APART = 290  # at most, for one tensor more of a size of its own
 CONVERTED = {"plain()": 740}  # at most, for one tensor more that folds, in a conversion to this target
 OF_RANK = 25  # at most, for a tensor in one more rank's files of ZeRO-3
 KEPT = 4_950  # bytes of memory at most, of one tensor more in a conversion to plain()
