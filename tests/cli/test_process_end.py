@@ -35,7 +35,8 @@ def test_a_profile_sees_the_end_that_python_makes(before: str) -> None:
 
 
 def test_a_thread_is_waited_for() -> None:
-    before = "threading.Timer(0.5, print, ('of a thread',)).start()"
+    waits = "threading.main_thread().join(), print('of a thread')"  # until Python itself ends that thread
+    before = f"threading.Thread(target=lambda: ({waits})).start()"
     done = alone("explain", "E500", code=WATCHED.format(before=before))
     assert "of a thread\n" in done.out and "at once" not in done.out
 

