@@ -376,7 +376,7 @@ def base() -> int:
     ("verb", "new", "again"),
     [
         ("convert", 3.87, 2.4),
-        ("plan", 3.36, 2.25),
+        ("plan", 3.36, 2.27),
         ("check", 3.71, 2.08),
     ],  # check tries each layout at several degrees
 )
