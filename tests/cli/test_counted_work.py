@@ -147,7 +147,8 @@ def test_one_more_tensor_in_a_torch_file_takes_few_calls(tmp_path: Path) -> None
 @pytest.mark.parametrize("to", CONVERTED)
 def test_one_more_tensor_in_a_conversion_takes_few_calls(tmp_path: Path, to: str) -> None:
     """Of planning, all heads, moves, digests, the read-back and the opened target."""
-    counts, peaks = [], []
+    counts: list[int] = []
+    peaks: list[int] = []
     target = tmp_path / ("out.pt" if to == "plain()" else "out")
 
     def convert(n: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import re
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -170,14 +171,15 @@ def test_a_number_keeps_the_parentheses_that_it_needs_and_no_more():
 def test_plain_tensors_have_the_columns_that_formatting_gives_them(seed):
     """Among them: conditions, and lines that are too wide."""
     chance = random.Random(seed)
+    kinds: tuple[Literal["parameter", "buffer", "frozen"], ...] = ("parameter", "buffer", "frozen")
     sizes = [tuple(nodes.Dimension(None, 10 ** chance.randrange(9)) for _ in range(n)) for n in (0, 1, 2, 9)]
     names = ["a", "layers.0.w", "b.c", "x,y", "dim", 'q"w', "l" * 39, "l" * 99]
-    items = []
+    items: list[nodes.ModelItem] = []
     for n in range(60):
-        dtype, kind = chance.choice([None, "bf16"]), chance.choice(["parameter", "buffer", "frozen"])
+        dtype, kind = chance.choice([None, "bf16"]), chance.choice(kinds)
         items.append(nodes.Tensor(f"{chance.choice(names)}{n}", chance.choice(sizes), dtype, kind))
         if chance.random() < 0.1:
-            others = [
+            others: list[nodes.ModelItem] = [
                 nodes.Alias(f"z{n}", "a"),
                 nodes.State((f"m{n}",), "f32"),
                 nodes.Tensor(f"c{n}", sizes[1], when=nodes.Name("tied")),
