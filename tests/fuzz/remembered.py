@@ -16,7 +16,7 @@ from ucpl.extents import Extent, Key
 from ucpl.files import torch_files
 from ucpl.files.pickle_runs import PickleRuns
 from ucpl.files.pickles import Pickle, load_pickle
-from ucpl.files.torch_files import TorchFile, read_torch_file
+from ucpl.files.torch_files import Pickles, TorchFile, read_torch_file
 from ucpl.formats import opening
 from ucpl.formats.dcp import folders as dcp_folders
 from ucpl.formats.dcp import metadata as described
@@ -64,7 +64,9 @@ class Remembered:
     is_pickled: bool = False
     extents: dict[int, tuple[Extent, ...]] = field(factory=dict)  # by the id of a known file
 
-    def read(self, folder: Path, name: str, start: int = 0, size: int | None = None) -> TorchFile:
+    def read(
+        self, folder: Path, name: str, start: int = 0, size: int | None = None, known: Pickles | None = None
+    ) -> TorchFile:
         if (
             self.instead or self.changed
         ):  # most archives are chunks of hundreds: a path of each takes as long as all else
@@ -72,10 +74,10 @@ class Remembered:
             if path in self.instead:
                 return self.instead[path]
             if path in self.changed:
-                return read_torch_file(folder, name, start, size)
+                return read_torch_file(folder, name, start, size, known)
         key = (folder, name, start, size)
         if key not in self.known:
-            made = self.known[key] = read_torch_file(folder, name, start, size)
+            made = self.known[key] = read_torch_file(folder, name, start, size, known)
             self.extents[id(made)] = made.extents()
         return self.known[key]
 
