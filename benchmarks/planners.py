@@ -5,9 +5,9 @@
 The tensors are those of benchmarks/fsdp.ucpl, a 405B model under FSDP with both moments, from n ranks to three quarters of n.
 DCP knows the source by its `.metadata`, one chunk a tensor and rank, which every rank that loads it has to read; the planner
 finds one rank's reads (`create_read_items_for_chunk_list`). That file is made here as `dcp.save` would write it, with places
-in files; the measured time is to read it and to plan for one rank, in a process of its own. Ours is the share of the same
-rank, from the spec. Seconds of a core, the least of the rounds. Prints the table, keeps it in benchmarks/figures/ and in
-docs/PERFORMANCE.md.
+in files; the measured time is to read it and to plan for one rank, in a process of its own. Ours are the time in which
+`ucpl` reads the same file, and the share of the same rank, from the spec. Seconds of a core, the least of the rounds. Prints
+the table, keeps it in benchmarks/figures/ and in docs/performance/planning.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from benchmarks.scale_ranks import CASES, cost
 RANKS = (32, 64, 128, 256, 512)
 HEAD = (
     "ranks", "tensors", "chunks", "`.metadata`", "DCP reads it", "DCP plans for one rank", "together", "peak GiB", "items",
-    "one rank's share, ucpl", "peak GiB",
+    "ucpl reads it", "peak GiB", "one rank's share, ucpl", "peak GiB",
 )  # fmt: skip
 SHAPES = """
 V, H, F, KV, LAYERS = 128256, 16384, 53248, 1024, 126
@@ -45,24 +45,34 @@ def chunk(shape, n, rank):
 """
 MAKE = (
     """
-import pickle, sys, torch
+import math, os, pickle, sys, torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties, TensorStorageMetadata)
 """
     + SHAPES
     + """
+HEAD = 1100  # bytes of an archive without its values
 n, path = int(sys.argv[1]), sys.argv[2]
-known, places = {}, {}
-for name, shape in shapes.items():
-    chunks = []
-    for rank in range(n):
-        offset, size = chunk(shape, n, rank)
+known = {
+    name: TensorStorageMetadata(TensorProperties(dtype=torch.float32), torch.Size(shape), [])
+    for name, shape in shapes.items()
+}
+places = {}
+for rank in range(n):
+    begin = 0
+    for name, shape in shapes.items():
+        offset, size = map(torch.Size, chunk(shape, n, rank))
         if 0 in size:
             continue
-        chunks.append(ChunkStorageMetadata(torch.Size(offset), torch.Size(size)))
-        places[MetadataIndex(name, torch.Size(offset), rank)] = _StorageInfo(f"__{rank}_0.distcp", 4096 * len(chunks), 4096)
-    known[name] = TensorStorageMetadata(TensorProperties(dtype=torch.float32), torch.Size(shape), chunks)
+        chunks = known[name].chunks
+        length = 4 * math.prod(size) + HEAD
+        written = (name + " ")[:-1]  # each rank sends names of its own, which a pickle repeats
+        places[MetadataIndex(written, offset, len(chunks))] = _StorageInfo(f"__{rank}_0.distcp", begin, length)
+        chunks.append(ChunkStorageMetadata(offset, size))
+        begin += length
+    with open(os.path.join(os.path.dirname(path), f"__{rank}_0.distcp"), "wb") as file:  # holes in place of values
+        file.truncate(begin)
 with open(path, "wb") as file:
     pickle.dump(Metadata(known, storage_data=places), file)
 """
@@ -92,6 +102,17 @@ print(json.dumps({"read": read - begin, "plan": time.process_time() - read, "ite
 """
 )
 
+READ = """
+import json, resource, sys, time
+from pathlib import Path
+from ucpl.formats.dcp.metadata import read_metadata
+begin = time.process_time()
+found = read_metadata(Path(sys.argv[1]).parent)
+seconds = time.process_time() - begin
+print(json.dumps({"read": seconds, "gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+                  "chunks": sum(len(t.chunks) for t in found.tensors.values())}))
+"""
+
 
 def rows(top: Path, rounds: int) -> Iterator[tuple[str, ...]]:
     case = next(c for c in CASES if c.file == "fsdp.ucpl")
@@ -103,6 +124,8 @@ def rows(top: Path, rounds: int) -> Iterator[tuple[str, ...]]:
             command = [sys.executable, "-c", PLAN, str(after), str(path), str(after // 2)]
             found.append(json.loads(finished(command)))
         read, plan, gib = (min(f[name] for f in found) for name in ("read", "plan", "gib"))
+        opened = [json.loads(finished([sys.executable, "-c", READ, str(path)])) for _ in range(rounds)]
+        assert opened[0]["chunks"] == found[0]["chunks"]
         ours = cost(case, (ranks, after), (str(after // 2),), rounds)
         one = found[0]
         yield (
@@ -115,6 +138,8 @@ def rows(top: Path, rounds: int) -> Iterator[tuple[str, ...]]:
             f"{read + plan:.2f} s",
             f"{gib:.2f}",
             f"{one['items']:,}",
+            f"{min(f['read'] for f in opened):.2f} s",
+            f"{min(f['gib'] for f in opened):.2f}",
             f"{ours.core:.2f} s",
             f"{ours.gib:.2f}",
         )

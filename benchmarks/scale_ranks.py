@@ -30,7 +30,8 @@ HERE = Path(__file__).resolve().parent
 MEASURE = """
 import json, resource, sys, time
 from ucpl.conversion.requests import Given, called
-from ucpl.conversion.planning import Asked, prepare
+from ucpl.conversion.engine import planned
+from ucpl.conversion.planning import Asked
 from ucpl.conversion.share import share_of
 import ucpl.graph, ucpl.layout, ucpl.placement, ucpl.planning.order, ucpl.inference.layered, ucpl.inference.parallel
 from ucpl.planning.files import plan_bytes
@@ -39,7 +40,7 @@ asked, given = Asked(source, target), Given(sizes=json.loads(sizes))
 called(source)
 begin, core = time.perf_counter(), time.process_time()
 if rank == "all":
-    plan = prepare(asked, given).plan
+    plan = planned(asked, given).plan
     size = len(plan_bytes(plan))
 else:
     plan, size = share_of(asked, given, int(rank)).plan, 0

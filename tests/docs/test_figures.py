@@ -33,6 +33,18 @@ def test_the_pages_show_the_figures_that_were_kept() -> None:
         assert {len(row) for row in table.rows} == {len(table.head)}, table.name
 
 
+IMPORT = re.compile(r"^ *(?:from (ucpl\S*) import (.+)|import (ucpl\S*(?:, \S+)*))$", re.MULTILINE)
+IMPORTS = sorted(
+    {m.group().strip() for p in (ROOT / "benchmarks").glob("*.py") for m in IMPORT.finditer(p.read_text())}
+)
+
+
+@pytest.mark.parametrize("line", IMPORTS)
+def test_programs_in_texts_of_benchmarks_import_what_there_is(line: str) -> None:
+    """They run in processes of their own, which no other test starts."""
+    exec(line, {})
+
+
 def test_every_name_of_make_bench_is_a_table_of_a_page() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     ranked, timed = (re.search(rf"^{name} := (.*)$", makefile, re.MULTILINE) for name in ("RANKED", "TIMED"))
