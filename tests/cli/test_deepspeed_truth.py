@@ -143,7 +143,7 @@ def test_plain_of_one_file_is_that_file(tmp_path: Path) -> None:
 def test_any_degree_and_stage_holds_the_same_state(name: str, layout: str, dp: int, tmp_path: Path) -> None:
     target = tmp_path / "converted"
     report = good("convert", FIXTURES / name, target, "--to", layout, "--json").json["report"]
-    assert report["bytes_read"] <= 1.03 * report["bytes_needed"]  # with the heads between small neighbours
+    assert report["bytes_read"] <= 1.02 * report["bytes_needed"]
     assert report["bytes_read_back"] == report["bytes_target"]
     found = good("compare", FIXTURES / name, target, "--json").json
     assert found["equal"] and found["tensors"] == 27 and found["elements"] > 30_000

@@ -85,14 +85,14 @@ class Stored:
     after: int = 0
 
 
-def write_source(root: Path, tensors, crc=True) -> Checkpoint:
-    """Raw files: storages one after another, some bytes between them."""
+def write_source(root: Path, tensors, crc=True, gaps=True) -> Checkpoint:
+    """Raw files: storages one after another, with some bytes between them if gaps."""
     root.mkdir(parents=True, exist_ok=True)
     extents: dict = {}
     content: dict[str, bytearray] = {}
     for i, t in enumerate(tensors):
         data = content.setdefault(t.file, bytearray(b"head"))
-        data += b"x" * (5 * i % 7)
+        data += b"x" * (5 * i % 7 if gaps else 0)
         order = t.order or tuple(range(t.bits.ndim))
         laid = t.bits.transpose(order).copy(order="C")
         strides = dict(zip(order, (s // laid.itemsize for s in laid.strides), strict=True))

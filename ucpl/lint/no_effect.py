@@ -334,8 +334,6 @@ def odd_tensors(file: nodes.File) -> Iterator[str]:
     The index has its size as value.
     """
     for model in (s for s in file.statements if isinstance(s, nodes.Model)):
-        dims = {d.name for i in model.items if isinstance(i, nodes.Tensor) for d in i.dims if d.name}
-        dims |= {b.name for i in model.items if isinstance(i, nodes.Dims) for b in i.bindings}
         is_trained = any(isinstance(i, nodes.State) and i.groups is None and not i.scalar for i in model.items)
         for item in (i for i in model.items if isinstance(i, nodes.Tensor)):
             if is_trained and item.kind == "parameter" and item.scaling is None and item.dtype in _WITHOUT_GRADIENT:
@@ -350,10 +348,11 @@ def odd_tensors(file: nodes.File) -> Iterator[str]:
                     f"{model.name}: `when` of `{item.path}` (line {item.span.line}) speaks of `{name}`, which is how many there"
                     f" are: some of them are `{item.path} : {name}[2..] ...`"
                 )
-            for name in dict.fromkeys(n for n in re.findall(_BRACES, item.path) if n in dims):
+            for name in dict.fromkeys(re.findall(_BRACES, item.path)):  # those with a number are written out before
                 path = re.sub(r"\.?\{\w+\}", "", item.path).strip(".") or "w"
                 yield (
-                    f'{model.name}: "{item.path}" (line {item.span.line}) is one name, braces and all. An index is a dim: write'
+                    f'{model.name}: "{item.path}" (line {item.span.line}) is one name, braces and all. An index has a number in'
+                    f" this text, as by `dim {name} = 4`; or it is a dim, and is stored with the others: write"
                     f" `{path} : {' '.join([name, *(d.name or str(d.size) for d in item.dims)])}`"
                 )
 

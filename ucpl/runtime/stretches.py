@@ -126,16 +126,14 @@ class Stretches:
     def _read(self, first: int, end: int, reader: Reader, space: Workspace) -> Iterator[memoryview]:
         """The bytes of each tile.
 
-        Neighbours in the source are read at once. A view is valid until the next one is taken.
+        Neighbours in the source are read at once, and no byte that is not needed. A view is valid until the next one is taken.
         """
         room = space.staging.data
         file, low = self.source[first:end].tolist(), self.position[first:end].tolist()
         stop = (self.position[first:end] + self.tiles.size[first:end]).tolist()
         head = 0
         for i in range(1, len(low) + 1):
-            if i < len(low) and (
-                file[i] == file[head] and 0 <= low[i] - stop[i - 1] <= NEAR and stop[i] - low[head] <= len(room)
-            ):
+            if i < len(low) and (file[i] == file[head] and low[i] == stop[i - 1] and stop[i] - low[head] <= len(room)):
                 continue
             span = stop[i - 1] - low[head]
             reader.sources.read_into(file[head], low[head], [room[:span]], span)
