@@ -126,7 +126,7 @@ def test_damage_of_one_small_tensor_is_found(world, tmp_path: Path) -> None:
 
 
 class Flipping(Disk):
-    """Flip a bit of the target in what is read back."""
+    """Flip a bit of the target as it is read back."""
 
     def __init__(self, at: int) -> None:
         self.at = at

@@ -86,7 +86,7 @@ class Stored:
 
 
 def write_source(root: Path, tensors, crc=True, gaps=True) -> Checkpoint:
-    """Raw files: storages one after another, with some bytes between them if gaps."""
+    """Raw files: storages one after another; gaps: bytes between them."""
     root.mkdir(parents=True, exist_ok=True)
     extents: dict = {}
     content: dict[str, bytearray] = {}
