@@ -78,12 +78,12 @@ def test_neighbours_have_the_same_bytes_as_each_alone(world, tmp_path: Path, alo
     use_disk(Disk())
     assert content(tmp_path / "together") == content(tmp_path / "alone")
     assert (one.tiles, one.bytes_written, one.bytes_read_back, one.bytes_read) == (
-        other.tiles, other.bytes_written, other.bytes_read_back, other.bytes_needed,
+        other.tiles, other.bytes_written, other.bytes_read_back, other.bytes_read,
     )  # fmt: skip
     assert other.source_bytes_checked == one.source_bytes_checked
     assert few.writes <= many.writes / 3, (few.writes, many.writes)
-    saved = 2 * COUNT if "touching" in request.node.name else COUNT  # of the read-back alone, or of the source, too
-    assert few.reads <= many.reads - 0.8 * saved, (few.reads, many.reads)
+    part = 10 if "touching" in request.node.name else 2  # each tensor of the source is read once, or all at once
+    assert few.reads <= many.reads / part, (few.reads, many.reads)
 
 
 @pytest.mark.parametrize(
