@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import ucpl
 from tests.cli.command import good
@@ -200,3 +201,17 @@ def test_a_model_that_takes_back_what_it_uses_is_one_for_every_verb(tmp_path: Pa
     )
     good("convert", tmp_path / "there", tmp_path / "back.pt", "--to", "plain()")
     assert torch.load(tmp_path / "back.pt")["params"].keys() == held.keys()
+
+
+@pytest.mark.parametrize("form", ["plain()", "dcp(fsdp=3)"])
+def test_a_text_with_folded_layers_keeps_the_order_of_the_checkpoint(tmp_path: Path, form: str) -> None:
+    """safetensors sorts `10` before `2`; a line has no order."""
+    source, text = tmp_path / "model.safetensors", tmp_path / "inferred.ucpl"
+    save_file({f"h.{n}.w": torch.arange(6.0).view(2, 3) + n for n in range(12)}, source)
+    text.write_text(good("infer", source).out)
+    assert '"h.{l}.w"' in text.read_text()
+    good("convert", source, tmp_path / "own", "--to", form)
+    good("convert", source, tmp_path / "described", "--to", form, "--from", f"{text}:stored()")
+    own, described = (sorted(p for p in (tmp_path / n, *(tmp_path / n).rglob("*"))) for n in ("own", "described"))
+    pairs = [(a, b) for a, b in zip(own, described, strict=True) if a.is_file() and a.parent.name != "ucpl"]
+    assert pairs and all(a.read_bytes() == b.read_bytes() for a, b in pairs)

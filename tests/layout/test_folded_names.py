@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -56,6 +57,28 @@ def test_a_text_has_the_same_names_shapes_and_groups(shapes: Shapes, random: obj
     assert found == shapes and sorted(stored) == sorted(shapes) and read == list(groups)
 
 
+@given(
+    st.sets(st.integers(0, 9), max_size=10).map(
+        lambda some: {f"h.{n}.w": ("f32", "bf16")[n in some] for n in range(10)}
+    )
+)
+@settings(max_examples=200, deadline=None)
+def test_each_tensor_keeps_the_clauses_of_its_own_line(dtypes: dict[str, str]) -> None:
+    """Tensors of one form may be stored in two ways."""
+    model, layout = of(dict.fromkeys(dtypes, (2, 3)))
+    items = [
+        evolve(i, clauses=(*i.clauses, nodes.Clause("dtype", (dtypes[i.path],)))) if isinstance(i, nodes.Entry) else i
+        for i in layout.items
+    ]
+    text = print_file(nodes.File("t.ucpl", VERSION, folded(model, evolve(layout, items=tuple(items)))))
+    stored = load(("t.ucpl", text)).layout("s").node
+    assert isinstance(stored, nodes.Layout)
+    entries = [i for i in stored.items if isinstance(i, nodes.Entry)]
+    assert [(i.path, i.clauses[-1].args) for i in sorted(entries, key=lambda i: i.path)] == [
+        (name, (dtype,)) for name, dtype in sorted(dtypes.items())
+    ]
+
+
 @given(st.sets(st.integers(0, 9), min_size=2), st.sets(st.integers(0, 9), min_size=2), st.booleans())
 @settings(max_examples=100, deadline=None)
 def test_a_group_in_the_order_of_a_program_is_short(layers: set[int], wide: set[int], is_late: bool) -> None:
@@ -104,6 +127,7 @@ def test_layers_and_experts_are_a_line_each(layers: int, experts: int, dense: in
         ((1, 3, 5), "{l[1.. by 2]}"),
         ((0, 1, 2, 5), "{l[..3, 5]}"),
         ((0, 1, 2, 3, 5, 6, 7, 8, 9), "{l[not 4]}"),
+        ([n for n in range(14) if n % 4], "{l[not 0..13 by 4]}"),
     ],
 )
 def test_numbers_that_begin_at_one_or_leave_gaps_are_in_brackets(numbers: tuple[int, ...], brackets: str) -> None:

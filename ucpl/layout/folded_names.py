@@ -192,15 +192,20 @@ def _brackets(numbers: Sequence[int], size: int) -> str:
 
 
 def _runs(numbers: Sequence[int], size: int) -> str:
+    """Runs in brackets.
+
+    size: that of the dim; 0 behind `not`, where each run has both ends.
+    """
+    least = "" if size else "0"
     even = compact(numbers)
     if isinstance(even, range) and len(even) > 2 and even.step > 1:
-        start = even.start or ""
+        start = even.start or least
         return f"[{start}..{'' if even.stop - 1 + even.step >= size > 0 else even.stop} by {even.step}]"
     texts = []
     for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
         held = [number for _, number in run]
         a, b = held[0], held[-1] + 1
-        texts.append(str(a) if len(held) == 1 else f"{a or ''}..{'' if b == size else b}")
+        texts.append(str(a) if len(held) == 1 else f"{a or least}..{'' if b == size else b}")
     return f"[{', '.join(texts)}]"
 
 

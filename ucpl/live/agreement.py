@@ -118,8 +118,8 @@ class JobRanks:
                 raise
             try:
                 self._failed(self.rank, _code_of(raised), text_of(raised)[:SAID_MAX])
-            except UcplError as told:
-                raise told from raised
+            except UcplError as coded:
+                raise coded from raised
 
     def demand_same(self, marks: Mapping[str, object], call: str) -> None:
         """Raises: UcplError E622 if ranks were given different things."""
